@@ -1,0 +1,28 @@
+# Everything runs in .venv, which each target makes when it is missing and remakes when the metadata changed.
+PYTHON ?= python3.11
+BIN := .venv/bin
+STAMP := .venv/installed
+TEST_ARGS ?=
+
+.PHONY: env demo test lint clean
+
+env: $(STAMP)
+
+$(STAMP): setup.cfg pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable '.[agents,onnxruntime,zoo,dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/python scripts/demo.py
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,46 @@
+"""The package's errors: one class a room, all of them `RlflowError`.
+
+A message is one line that names the thing and the remedy; the commands print it and exit with `exit_code`.
+"""
+
+from __future__ import annotations
+
+
+class RlflowError(Exception):
+    """Base of every error that a user can mend."""
+
+    exit_code = 1
+
+
+class UsageError(RlflowError):
+    """The command or call was put together wrongly (unknown target, impossible option)."""
+
+    exit_code = 2
+
+
+class FrontendError(RlflowError):
+    """The model could not be read, cleaned or imported."""
+
+
+class RewriteError(RlflowError):
+    """A rule could not be applied, or a rewritten module is not what it should be."""
+
+
+class PlanError(RlflowError):
+    """A plan file is unreadable, or belongs to another module or rule set."""
+
+
+class KernelError(RlflowError):
+    """A graph could not be lowered or a kernel could not be scheduled."""
+
+
+class CostError(RlflowError):
+    """A cost was asked for that cannot be given (unusable database, no device)."""
+
+
+class EnvError(RlflowError):
+    """An environment was used out of order or built from unusable parts."""
+
+
+class AgentError(RlflowError):
+    """A checkpoint or training configuration is unusable."""

@@ -1,0 +1,96 @@
+"""The two forms of a module, and the way between them.
+
+*Bound*: `main` takes the real inputs, weights are constants (`tvm.ir.GenericConst`). This is what users hold.
+*Detached* (the working form): weights are parameters behind the inputs, so that hashing, comparing and
+splicing a function never reads weight data. `num_input` (TVM's own attribute) says where the inputs end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+
+from rlflow_tvm.errors import UsageError
+
+_SHORT = 1  # constants of one element stay in the body: rules read them, and they cost nothing to hash
+
+
+@dataclass(frozen=True)
+class Detached:
+    """A module in the working form and the weights that were taken out of it (parameter name -> tensor)."""
+
+    mod: tvm.IRModule
+    weights: dict[str, tvm.runtime.Tensor]
+
+    def bind(self, mod: tvm.IRModule | None = None) -> tvm.IRModule:
+        """Put the weights back as constants, into `mod` (default: the module they came from)."""
+        mod = self.mod if mod is None else mod
+        func = mod["main"]
+        by_name = {p.name: p for p in func.params}
+        bound = func.bind_params({by_name[name]: tensor for name, tensor in self.weights.items() if name in by_name})
+        out = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
+        out["main"] = bound.with_attr("num_input", num_inputs(func))
+        return out
+
+
+def num_inputs(func: relax.Function) -> int:
+    """How many leading parameters of `func` are real inputs (all of them without TVM's `num_input`)."""
+    attrs = func.attrs
+    return int(attrs["num_input"]) if attrs is not None and "num_input" in attrs else len(func.params)
+
+
+def single_block(func: relax.Function) -> list[relax.Binding]:
+    """The bindings of `func`, which must be one dataflow block (UsageError otherwise)."""
+    body = func.body
+    if (
+        not isinstance(body, relax.SeqExpr)
+        or len(body.blocks) != 1
+        or not isinstance(body.blocks[0], relax.DataflowBlock)
+    ):
+        raise UsageError(
+            "function main is not one dataflow block (control flow or impure calls in it): "
+            "import it with rlflow_tvm.from_onnx, or run relax.transform.ConvertToDataflow first"
+        )
+    return list(body.blocks[0].bindings)
+
+
+def detach(mod: tvm.IRModule) -> Detached:
+    """Bring `mod` into the working form; constants become parameters in the order of their first use."""
+    if "main" not in {gv.name_hint for gv in mod.get_global_vars()}:
+        raise UsageError("the module has no function main: rename the entry function to main")
+    func = mod["main"]
+    if not isinstance(func.body, relax.SeqExpr) or len(func.body.blocks) != 1:
+        mod = relax.transform.CanonicalizeBindings()(relax.transform.ConvertToDataflow(1)(mod))
+        func = mod["main"]
+    single_block(func)
+    lifter = _ConstantLifter({p.name for p in func.params})
+    body = lifter.visit_expr(func.body)
+    detached = relax.Function(
+        [*func.params, *lifter.params.values()], body, func.ret_ty, func.is_pure, func.attrs, func.span
+    ).with_attr("num_input", num_inputs(func))
+    out = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
+    out["main"] = detached
+    return Detached(out, {lifter.params[c].name: c.value for c in lifter.params})
+
+
+@relax.expr_functor.mutator
+class _ConstantLifter(relax.PyExprMutator):
+    def __init__(self, taken: set[str]) -> None:
+        super().__init__()
+        self.params: dict[tvm.ir.GenericConst, relax.Var] = {}
+        self._taken = taken
+
+    def visit_generic_const_(self, op: tvm.ir.GenericConst) -> relax.Expr:
+        count = 1
+        for extent in op.value.shape:
+            count *= extent
+        if count <= _SHORT:
+            return op
+        if op not in self.params:
+            name = f"w{len(self.params)}"
+            while name in self._taken:
+                name += "_"
+            self.params[op] = relax.Var(name, op.ty)
+        return self.params[op]

@@ -1,0 +1,19 @@
+"""Rewriting on Relax: terms, rules, matching, application, plans."""
+
+from __future__ import annotations
+
+from rlflow_tvm.passes.matcher import RuleSet
+from rlflow_tvm.passes.plan import Plan
+from rlflow_tvm.passes.rule import Instance, RewriteRule
+from rlflow_tvm.passes.rules import CATALOGUE
+from rlflow_tvm.passes.state import GraphState, RewriteAction, Site
+
+
+def default_rules(lanes: int = 16) -> RuleSet:
+    """The whole catalogue for a target with `lanes` float32 vector lanes."""
+    return RuleSet(CATALOGUE, lanes)
+
+
+__all__ = [
+    "CATALOGUE", "GraphState", "Instance", "Plan", "RewriteAction", "RewriteRule", "RuleSet", "Site", "default_rules",
+]  # fmt: skip

@@ -1,0 +1,84 @@
+"""Applying a rule at one match: build the right side, splice it in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tvm_ffi
+from tvm import relax
+from tvm.error import InternalError
+
+from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.passes.graph import Graph, Node
+from rlflow_tvm.passes.match import Match
+from rlflow_tvm.passes.ops import CLASSES, OPERATORS
+from rlflow_tvm.passes.term import Apply, Item, Number, Term, Var
+
+
+def apply_match(graph: Graph, match: Match) -> Graph:
+    """The graph after rewriting `match`; RewriteError if the right side is ill-typed or depends on itself."""
+    builder = _Builder(graph, match.env, match.roots[0].ty)
+    roots: dict[relax.Var, relax.Expr] = {}
+    for root, term in zip(match.roots, match.rule.equation.right, strict=True):
+        try:
+            expr = builder.build(term)
+        except (InternalError, TypeError, ValueError) as error:  # Relax's type inference refuses the call
+            raise RewriteError(f"rule {match.rule.name}: {term} is ill-typed: {str(error).splitlines()[-1]}") from error
+        if not tvm_ffi.structural_equal(expr.ty, root.ty):
+            raise RewriteError(f"rule {match.rule.name}: {root.name} would change its type from {root.ty} to {expr.ty}")
+        roots[root] = expr
+    return graph.rewritten(*builder.bound_to(roots))
+
+
+class _Builder:
+    """Builds terms over a match as new nodes, sharing equal ones with each other and with the graph."""
+
+    def __init__(self, graph: Graph, env: Mapping[str, Any], ty: relax.TensorType) -> None:
+        self._graph, self._env = graph, env
+        self._dtype = str(getattr(ty, "dtype", None) or "float32")
+        self._normalizer = relax.BlockBuilder()
+        self.new: dict[relax.Var, Node] = {}
+
+    def build(self, term: Term) -> relax.Expr:
+        """The variable (or constant) that holds `term`'s value."""
+        if isinstance(term, Var):
+            return self._env[term.name]
+        if isinstance(term, Number):
+            return relax.const(term.value, self._dtype)
+        if isinstance(term, Item):
+            return self._emit(relax.TupleGetItem(self.build(term.term), term.index))
+        return self._emit(self._call(term, [self.build(arg) for arg in term.args]))
+
+    def _call(self, term: Apply, args: list[relax.Expr]) -> relax.Expr:
+        if term.member is not None:
+            name, attributes = self._env[term.member]
+            assert name in CLASSES[term.head]
+            return OPERATORS[name].make(args, attributes)
+        attributes = dict(self._env[term.rest]) if term.rest is not None else {}
+        attributes.update({name: value.value(self._env) for name, value in term.attributes})
+        return OPERATORS[term.head].make(args, attributes)
+
+    def _emit(self, value: relax.Expr) -> relax.Var:
+        value = self._normalizer.normalize(value)
+        candidate = Node.of(relax.DataflowVar("t", value.ty), value)
+        if candidate.inputs:
+            first = candidate.inputs[0]
+            for node in (*self._graph.users.get(first, ()), *self.new.values()):
+                same = node.op == candidate.op and node.inputs == candidate.inputs
+                if same and tvm_ffi.structural_equal(node.value, value):
+                    return node.var
+        self.new[candidate.var] = candidate
+        return candidate.var
+
+    def bound_to(self, roots: dict[relax.Var, relax.Expr]) -> tuple[dict[relax.Var, relax.Expr], list[Node]]:
+        """Let new nodes that are a root's value bind the root's own variable, so that no user changes."""
+        result = dict(roots)
+        for root, expr in roots.items():
+            last = self.new.get(expr) if isinstance(expr, relax.Var) else None
+            read = any(expr in node.inputs for node in self.new.values())
+            if last is not None and not read and sum(e is expr or e.same_as(expr) for e in result.values()) == 1:
+                del self.new[expr]
+                self.new[root] = Node.of(root, last.value)
+                result[root] = root
+        return result, list(self.new.values())

@@ -1,0 +1,163 @@
+"""Attribute expressions: what stands behind `=` in a rule, and in its conditions.
+
+A subset of Python's expressions over integers, strings, tuples and the matched tensors, read with `ast` and
+evaluated here by a closed list of nodes and functions: text from a rule file is never executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from tvm import relax
+
+from rlflow_tvm.errors import RewriteError
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """An attribute expression as text (`[0, 2, 1]`, `p`, `compose(p, q)`, `dim(w, 0) + 1`)."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def variable(self) -> str | None:
+        """The name, if the expression is a bare name."""
+        tree = _parse(self.text)
+        return tree.id if isinstance(tree, ast.Name) else None
+
+    def value(self, env: Mapping[str, Any]) -> Any:
+        """Its value where `env` holds tensors (Relax expressions), attribute values and rule parameters."""
+        return _evaluate(_parse(self.text), env)
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> ast.expr:
+    try:
+        return ast.parse(text, mode="eval").body
+    except SyntaxError:
+        raise RewriteError(f"attribute expression {text!r} cannot be read") from None
+
+
+def shape(tensor: relax.Expr) -> tuple[int, ...]:
+    """Static shape of a tensor expression."""
+    ty = tensor.ty
+    if isinstance(ty, relax.TensorType) and ty.shape is not None:
+        return tuple(int(extent) for extent in ty.shape.values)
+    raise RewriteError(f"a tensor of static shape was expected, not {ty}")
+
+
+def dim(tensor: relax.Expr, axis: int) -> int:
+    return shape(tensor)[axis]
+
+
+def compose(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
+    """Axes of one permutation that does `first`, then `second`."""
+    return tuple(first[axis] for axis in second)
+
+
+def inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(axes)), key=axes.__getitem__))
+
+
+def swap_last(rank: int) -> tuple[int, ...]:
+    """The permutation that transposes the last two of `rank` axes."""
+    return (*range(rank - 2), rank - 1, rank - 2)
+
+
+def broadcasts_along_channels(small: tuple[int, ...], big: tuple[int, ...]) -> bool:
+    """Whether `small` is `big` or (1, C, 1, 1) beside (N, C, H, W): it packs by channels as `big` does."""
+    return (
+        len(small) == len(big) == 4 and small[1] == big[1] and all(s in (1, b) for s, b in zip(small, big, strict=True))
+    )
+
+
+def moves_only_units(extents: tuple[int, ...], axes: tuple[int, ...]) -> bool:
+    """Whether transposing a tensor of these extents by `axes` leaves its elements in the same order."""
+    moved = [axis for axis in axes if extents[axis] != 1]
+    return moved == sorted(moved)
+
+
+def permuted(extents: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(extents[axis] for axis in axes)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "shape": shape,
+    "dim": dim,
+    "rank": lambda tensor: len(shape(tensor)),
+    "compose": compose,
+    "inverse": inverse,
+    "swap_last": swap_last,
+    "prod": math.prod,
+    "len": len,
+    "min": min,
+    "max": max,
+    "range": lambda *bounds: tuple(range(*bounds)),
+    "nchwc": lambda block: f"NCHW{block}c",
+    "oihwo": lambda block: f"OIHW{block}o",
+    "broadcasts_along_channels": broadcasts_along_channels,
+    "moves_only_units": moves_only_units,
+    "permuted": permuted,
+}
+
+_BINARY: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARE: dict[type, Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda a, b: a in b,
+}
+
+
+def _evaluate(tree: ast.expr, env: Mapping[str, Any]) -> Any:
+    match tree:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            if name not in env:
+                raise RewriteError(f"attribute variable {name!r} is not bound by the left side")
+            return env[name]
+        case ast.Tuple(elts=items) | ast.List(elts=items):
+            return tuple(_evaluate(item, env) for item in items)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_evaluate(operand, env)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not _evaluate(operand, env)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _BINARY[type(op)](_evaluate(left, env), _evaluate(right, env))
+        case ast.BoolOp(op=ast.And(), values=values):
+            return all(_evaluate(value, env) for value in values)
+        case ast.BoolOp(op=ast.Or(), values=values):
+            return any(_evaluate(value, env) for value in values)
+        case ast.Compare(left=left, ops=ops, comparators=comparators) if all(type(o) in _COMPARE for o in ops):
+            values = [_evaluate(left, env), *(_evaluate(c, env) for c in comparators)]
+            return all(_COMPARE[type(o)](a, b) for o, a, b in zip(ops, values, values[1:], strict=False))
+        case ast.Subscript(value=value, slice=ast.Slice(lower=lower, upper=upper, step=None)):
+            bounds = [None if b is None else _evaluate(b, env) for b in (lower, upper)]
+            return _evaluate(value, env)[slice(*bounds)]
+        case ast.Subscript(value=value, slice=index):
+            return _evaluate(value, env)[_evaluate(index, env)]
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+            function = env.get(name) if name in env else FUNCTIONS.get(name)
+            if not callable(function):
+                raise RewriteError(f"no attribute function {name!r}; there are {', '.join(sorted(FUNCTIONS))}")
+            return function(*(_evaluate(arg, env) for arg in args))
+    raise RewriteError(f"attribute expression {ast.unparse(tree)!r}: that form is not allowed in a rule")

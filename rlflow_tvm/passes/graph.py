@@ -1,0 +1,219 @@
+"""An immutable view of a detached function as a graph, and the splice that rewrites it.
+
+Relax bindings themselves are the nodes; a rewrite shares every untouched binding with the graph it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.ir import num_inputs, single_block
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One binding: its variable, its value and the variables that the value reads."""
+
+    binding: relax.VarBinding
+    var: relax.Var
+    value: relax.Expr
+    inputs: tuple[relax.Var, ...]
+    op: str  # Relax's operator name, "getitem" or "other"
+
+    @staticmethod
+    def of(var: relax.Var, value: relax.Expr, binding: relax.VarBinding | None = None) -> Node:
+        if isinstance(value, relax.Call):
+            op = value.op.name if isinstance(value.op, tvm.ir.Op) else "other"
+        else:
+            op = "getitem" if isinstance(value, relax.TupleGetItem) else "other"
+        binding = relax.VarBinding(var, value) if binding is None else binding
+        return Node(binding, var, value, tuple(_variables(value)), op)
+
+
+class Graph:
+    """A function of one dataflow block: parameters, nodes in execution order, outputs."""
+
+    def __init__(
+        self, params: tuple[relax.Var, ...], inputs: int, nodes: tuple[Node, ...], output: relax.Expr, attrs: object
+    ) -> None:
+        self.params, self.inputs, self.nodes, self.output, self._attrs = params, inputs, nodes, output, attrs
+        self.position = {node.var: i for i, node in enumerate(nodes)}
+
+    @staticmethod
+    def from_function(func: relax.Function) -> Graph:
+        """Read a function in the working form (see `rlflow_tvm.ir`); UsageError if it is not one dataflow block."""
+        nodes = tuple(Node.of(b.var, b.value, b) for b in single_block(func))
+        return Graph(tuple(func.params), num_inputs(func), nodes, func.body.body, func.attrs)
+
+    def node(self, var: relax.Expr) -> Node | None:
+        """The node that binds `var`; None for parameters and constants."""
+        index = self.position.get(var) if isinstance(var, relax.Var) else None
+        return None if index is None else self.nodes[index]
+
+    @cached_property
+    def users(self) -> dict[relax.Var, tuple[Node, ...]]:
+        """Variable -> the nodes that read it, in execution order."""
+        users: dict[relax.Var, list[Node]] = {}
+        for node in self.nodes:
+            for var in dict.fromkeys(node.inputs):
+                users.setdefault(var, []).append(node)
+        return {var: tuple(nodes) for var, nodes in users.items()}
+
+    @cached_property
+    def weight_only(self) -> frozenset[relax.Var]:
+        """Variables computed from weights alone: they cost nothing at run time."""
+        known = set(self.params[self.inputs :])
+        for node in self.nodes:
+            if all(var in known for var in node.inputs):
+                known.add(node.var)
+        return frozenset(known)
+
+    def is_weight(self, expr: relax.Expr) -> bool:
+        return isinstance(expr, tvm.ir.GenericConst) or expr in self.weight_only
+
+    @cached_property
+    def bindings_map(self) -> dict[relax.Var, relax.Expr]:
+        """Variable -> value, as `relax.dpl` patterns need it to see through variables."""
+        return {node.var: node.value for node in self.nodes}
+
+    @cached_property
+    def function(self) -> relax.Function:
+        block = relax.DataflowBlock([node.binding for node in self.nodes])
+        body = relax.SeqExpr([block], self.output)
+        func = relax.Function(list(self.params), body, self.output.ty, True, self._attrs)
+        return relax.BlockBuilder().normalize(func)
+
+    @cached_property
+    def structural_hash(self) -> int:
+        """64-bit hash of the structure: operators, attributes, shapes and small constants, no weight values."""
+        return tvm_ffi.structural_hash(self.function) & (2**64 - 1)
+
+    def rewritten(self, roots: Mapping[relax.Var, relax.Expr], new: Iterable[Node]) -> Graph:
+        """This graph with each root bound to (or replaced by) its new expression.
+
+        `new` holds the nodes that the new expressions need, root variables included where the root keeps its name.
+        Dead nodes are dropped. RewriteError if the result would depend on itself.
+        """
+        replaced = {var: expr for var, expr in roots.items() if not expr.same_as(var)}
+        added = {node.var: node for node in new}
+        nodes: list[Node] = []
+        pending = list(added.values())
+        for node in self.nodes:
+            if node.var in roots and pending:
+                nodes += pending
+                pending = []
+            if node.var not in roots:
+                nodes.append(node)
+        output = self.output
+        if replaced:
+            nodes, output = _substitute_all(nodes, output, replaced)
+        nodes = _live(nodes, output)
+        if len(roots) > 1:
+            nodes = _sorted(nodes)
+        return Graph(self.params, self.inputs, tuple(nodes), output, self._attrs)
+
+
+def _variables(expr: relax.Expr) -> Iterable[relax.Var]:
+    if isinstance(expr, relax.Var):
+        yield expr
+    elif isinstance(expr, relax.Call):
+        for arg in expr.args:
+            yield from _variables(arg)
+    elif isinstance(expr, relax.Tuple):
+        for field in expr.fields:
+            yield from _variables(field)
+    elif isinstance(expr, relax.TupleGetItem):
+        yield from _variables(expr.tuple_value)
+
+
+def substitute(expr: relax.Expr, mapping: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
+    """`expr` with variables replaced; new calls carry no type until they are normalised."""
+    if isinstance(expr, relax.Var):
+        return mapping.get(expr, expr)
+    if isinstance(expr, relax.Call):
+        return relax.Call(expr.op, [substitute(a, mapping) for a in expr.args], expr.attrs, expr.ty_args)
+    if isinstance(expr, relax.Tuple):
+        return relax.Tuple([substitute(f, mapping) for f in expr.fields])
+    if isinstance(expr, relax.TupleGetItem):
+        return relax.TupleGetItem(substitute(expr.tuple_value, mapping), expr.index)
+    return expr
+
+
+def _substitute_all(
+    nodes: list[Node], output: relax.Expr, replaced: dict[relax.Var, relax.Expr]
+) -> tuple[list[Node], relax.Expr]:
+    """Replace variables everywhere; an output variable keeps its name, and its replacement takes it on.
+
+    A function's result must not be a dataflow variable, so where a dataflow variable replaces an output, the node
+    that bound it binds the output's variable from now on.
+    """
+    outputs = set(_variables(output))
+    mapping: dict[relax.Var, relax.Expr] = {}
+    for old, new in replaced.items():
+        while new in mapping:
+            new = mapping[new]
+        if old in outputs and isinstance(new, relax.DataflowVar):
+            mapping[new] = old
+        else:
+            mapping[old] = new
+    builder = relax.BlockBuilder()
+    result = []
+    for node in nodes:
+        touched = any(var in mapping for var in node.inputs)
+        if touched or node.var in mapping:
+            value = builder.normalize(substitute(node.value, mapping)) if touched else node.value
+            var = mapping.get(node.var, node.var)
+            if not isinstance(var, relax.Var):
+                raise RewriteError(f"{node.var.name} would be bound to a constant")
+            node = Node.of(var, value)
+        result.append(node)
+    return result, substitute(output, mapping)
+
+
+def _live(nodes: list[Node], output: relax.Expr) -> list[Node]:
+    needed = set(_variables(output))
+    kept = []
+    for node in _reverse_topological(nodes):
+        if node.var in needed:
+            needed.update(node.inputs)
+            kept.append(node)
+    kept_vars = {node.var for node in kept}
+    return [node for node in nodes if node.var in kept_vars]
+
+
+def _reverse_topological(nodes: list[Node]) -> Iterable[Node]:
+    """Users before what they read, also where the list is not in execution order (several roots)."""
+    position = {node.var: i for i, node in enumerate(nodes)}
+    in_order = all(position.get(var, -1) < i for i, node in enumerate(nodes) for var in node.inputs)
+    return reversed(nodes if in_order else _sorted(nodes))
+
+
+def _sorted(nodes: list[Node]) -> list[Node]:
+    """Stable topological order; RewriteError if there is none."""
+    by_var = {node.var: node for node in nodes}
+    done: dict[relax.Var, Node | None] = {}
+    for start in nodes:
+        stack = [start]
+        while stack:
+            node = stack[-1]
+            if done.get(node.var) is not None:
+                stack.pop()
+                continue
+            waiting = [by_var[var] for var in node.inputs if var in by_var and done.get(var) is None]
+            if any(w.var in done for w in waiting):
+                raise RewriteError(f"the rewrite would make {node.var.name} depend on itself")
+            if waiting:
+                done.setdefault(node.var, None)
+                stack.append(waiting[0])
+            else:
+                done.pop(node.var, None)  # re-insert: the dictionary's order is the result's
+                done[node.var] = node
+                stack.pop()
+    return [node for node in done.values() if node is not None]

@@ -1,0 +1,54 @@
+"""A rule's instances as concrete functions: what tests and proofs run a rule on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tvm import relax
+
+from rlflow_tvm.passes.ops import CLASSES, OPERATORS
+from rlflow_tvm.passes.rule import Instance, RewriteRule
+from rlflow_tvm.passes.term import Apply, Item, Number, Term, Var, parse_left
+
+
+def instance_function(rule: RewriteRule, instance: Instance, dtype: str = "float32") -> relax.Function:
+    """The left side of `rule` (or the instance's own `left`) over the instance's shapes, in the working form.
+
+    Parameters are the tensor variables, inputs before weights; the result is the tuple of the left terms.
+    """
+    left = rule.equation.left
+    if instance.left:
+        left = parse_left(instance.left)
+    names = [n for n in instance.shapes if n not in instance.weights] + list(instance.weights)
+    env: dict[str, Any] = dict(instance.attributes)
+    params = [relax.Var(name, relax.TensorType(instance.shapes[name], dtype)) for name in names]
+    env.update({param.name: param for param in params})
+    builder = relax.BlockBuilder()
+    with builder.function("main", params):
+        with builder.dataflow():
+            results = [_emit(builder, term, env, dtype) for term in left]
+            result = results[0] if len(results) == 1 else relax.Tuple(results)
+            output = builder.emit_output(result)
+        builder.emit_func_output(output)
+    func = builder.get()["main"]
+    return func.with_attr("num_input", len(names) - len(instance.weights))
+
+
+def _emit(builder: relax.BlockBuilder, term: Term, env: Mapping[str, Any], dtype: str) -> relax.Expr:
+    if isinstance(term, Var):
+        return env[term.name]
+    if isinstance(term, Number):
+        return relax.const(term.value, dtype)
+    if isinstance(term, Item):
+        return builder.emit(relax.TupleGetItem(_emit(builder, term.term, env, dtype), term.index))
+    assert isinstance(term, Apply)
+    args = [_emit(builder, arg, env, dtype) for arg in term.args]
+    if term.member is not None:
+        member = env[term.member]
+        name, attributes = (member, {}) if isinstance(member, str) else member
+        assert name in CLASSES[term.head], f"{name} is not of class {term.head}"
+        return builder.emit(OPERATORS[name].make(args, attributes))
+    attributes = dict(env[term.rest]) if term.rest else {}
+    attributes.update({name: value.value(env) for name, value in term.attributes})
+    return builder.emit(OPERATORS[term.head].make(args, attributes))

@@ -1,0 +1,165 @@
+"""All sites of all rules in a graph, kept up to date after a rewrite by looking only at its neighbourhood."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import relax
+
+from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.passes.graph import Graph, Node
+from rlflow_tvm.passes.match import Match, Mismatch, bind, match_root, root_operators, unify, variants
+from rlflow_tvm.passes.rule import RewriteRule
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """The rules of a search and the parameters that their attribute expressions see.
+
+    `lanes` is the target's float32 vector width: the block of blocked layouts.
+    """
+
+    rules: tuple[RewriteRule, ...]
+    lanes: int = 16
+
+    def __post_init__(self) -> None:
+        names = [rule.name for rule in self.rules]
+        double = {name for name in names if names.count(name) > 1}
+        if double:
+            raise RewriteError(f"two rules are called {double.pop()}: every rule needs a name of its own")
+
+    def __getitem__(self, name: str) -> RewriteRule:
+        for rule in self.rules:
+            if rule.name == name:
+                return rule
+        raise RewriteError(f"no rule is called {name!r}: see `python -m rlflow_tvm.rules list`")
+
+    def parameters(self, graph: Graph) -> dict[str, Any]:
+        """What every attribute expression may use besides a match's own variables."""
+        return {"lanes": self.lanes, "block": self.block, "is_weight": graph.is_weight, "same": _same_expression}
+
+    def block(self, channels: int) -> int:
+        """The channel block for `channels`: all lanes, or half of them; 1 if neither divides."""
+        for block in (self.lanes, self.lanes // 2):
+            if block > 1 and channels % block == 0:
+                return block
+        return 1
+
+
+def _same_expression(a: relax.Expr, b: relax.Expr) -> bool:
+    return a.same_as(b)
+
+
+class Matches:
+    """Every match in one graph, by rule and in execution order. Immutable; `after` gives the next graph's."""
+
+    def __init__(
+        self, graph: Graph, ruleset: RuleSet, roots: Mapping[tuple[str, int], Mapping[relax.Var, Sequence[Match]]]
+    ) -> None:
+        self.graph, self.ruleset, self._roots = graph, ruleset, roots
+        self._parameters = ruleset.parameters(graph)
+        self.by_rule = {rule.name: tuple(self._join(rule)) for rule in ruleset.rules}
+
+    @staticmethod
+    def of(graph: Graph, ruleset: RuleSet) -> Matches:
+        """Match every rule everywhere."""
+        return Matches(graph, ruleset, _match_nodes(graph, ruleset, graph.nodes))
+
+    def after(self, graph: Graph) -> Matches:
+        """The matches of `graph`, a rewrite of this one: only nodes near a changed binding are looked at again."""
+        old = {node.var: node for node in self.graph.nodes}
+        reach = max((rule.depth for rule in self.ruleset.rules), default=0)
+        front = [n for n in graph.nodes if n.var not in old or old[n.var] is not n]
+        dirty = {node.var: node for node in front}
+        for _ in range(reach):
+            front = [user for node in front for user in graph.users.get(node.var, ()) if user.var not in dirty]
+            dirty.update({node.var: node for node in front})
+        fresh = _match_nodes(graph, self.ruleset, list(dirty.values()))
+        roots = {}
+        for key, old_matches in self._roots.items():
+            kept = {
+                var: found for var, found in old_matches.items() if var in graph.position and var not in dirty
+            }  # fmt: skip
+            roots[key] = {**kept, **fresh[key]}
+        return Matches(graph, self.ruleset, roots)
+
+    def _join(self, rule: RewriteRule) -> list[Match]:
+        """Matches of all roots together: single-root matches that agree on the variables they share."""
+        position = self.graph.position
+        partial: list[Match] = [Match(rule, (), (), {})]
+        for number in range(len(rule.equation.left)):
+            candidates = self._roots[rule.name, number]
+            ordered = [m for var in sorted(candidates, key=position.__getitem__) for m in candidates[var]]
+            partial = [joined for p in partial for m in ordered if (joined := self._joined(p, m)) is not None]
+        return [match for p in partial if (match := self._checked(p)) is not None]
+
+    def _joined(self, first: Match, second: Match) -> Match | None:
+        position, root = self.graph.position, second.roots[0]
+        if root in first.roots:
+            return None
+        if first.rule.symmetric and first.roots and position[first.roots[-1]] > position[root]:
+            return None
+        env = dict(first.env)
+        try:
+            for name, value in second.env.items():
+                bind(name, value, env, root)
+        except Mismatch:
+            return None
+        roots, variant = (*first.roots, root), (*first.variant, *second.variant)
+        return Match(first.rule, roots, variant, env, (*first.matched, *second.matched))
+
+    def _checked(self, match: Match) -> Match | None:
+        if all(root in self.graph.weight_only for root in match.roots):
+            return None  # work on weights alone is done once, before the first run: rewriting it gains nothing
+        env = {**self._parameters, **match.env}
+        for name, value in match.rule.equation.lets:
+            env[name] = value.value(env)
+        if not all(condition.value(env) for condition in match.rule.conditions):
+            return None
+        return Match(match.rule, match.roots, match.variant, env, match.matched)
+
+    def explain(self, rule: RewriteRule, node: Node, root: int = 0) -> str:
+        """Why `rule` does not match with its left term number `root` at `node` ("" if it does)."""
+        reasons: list[tuple[int, str]] = []
+        for term in variants(rule.equation.left[root], rule.symmetric):
+            env: dict[str, Any] = {}
+            matched: list[relax.Var] = []
+            try:
+                unify(term, node.var, self.graph, env, matched)
+            except Mismatch as mismatch:
+                reasons.append((len(matched), f"{mismatch.reason} (at {mismatch.culprit})"))
+                continue
+            if any(node.var in match.roots for match in self.by_rule[rule.name]):
+                return ""
+            reasons.append((len(matched) + 1, self._failed_condition(rule, env)))
+        return max(reasons, key=lambda r: r[0])[1]
+
+    def _failed_condition(self, rule: RewriteRule, env: dict[str, Any]) -> str:
+        if len(rule.equation.left) > 1:
+            return f"no other match that goes with this one ({' and '.join(rule.when) or 'shared variables differ'})"
+        env = {**self._parameters, **env}
+        for name, value in rule.equation.lets:
+            env[name] = value.value(env)
+        failed = [str(c) for c in rule.conditions if not c.value(env)]
+        return f"the condition {failed[0]} does not hold" if failed else "it computes on weights alone"
+
+
+def _match_nodes(
+    graph: Graph, ruleset: RuleSet, nodes: Sequence[Node]
+) -> dict[tuple[str, int], dict[relax.Var, list[Match]]]:
+    by_operator: dict[str, list[Node]] = {}
+    for node in nodes:
+        by_operator.setdefault(node.op, []).append(node)
+    result: dict[tuple[str, int], dict[relax.Var, list[Match]]] = {}
+    for rule in ruleset.rules:
+        for number, term in enumerate(rule.equation.left):
+            found = {}
+            for operator in root_operators(term):
+                for node in by_operator.get(operator, ()):
+                    matches = match_root(rule, number, node, graph)
+                    if matches:
+                        found[node.var] = matches
+            result[rule.name, number] = found
+    return result

@@ -1,0 +1,208 @@
+"""The operators a term can name, each with how its attributes are read from and written to a Relax call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.relax import op as rx
+
+from rlflow_tvm.errors import RewriteError
+
+REQUIRED = object()  # an attribute without a default: a rule has to name it or hold it in **rest
+Reader = Callable[[relax.Call], dict[str, Any] | None]
+Builder = Callable[..., relax.Expr]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of the term language.
+
+    `arity` counts tensor operands, None where they stand in one tuple operand (concat). `attributes` maps names to
+    defaults: a term that does not name an attribute means its default. `read` gives a call's attributes, or None
+    where the call is another operator under the same Relax name (layout_transform).
+    """
+
+    name: str
+    relax_name: str
+    build: Builder
+    arity: int | None = 1
+    attributes: dict[str, Any] = field(default_factory=dict)
+    read: Reader | None = None
+    extra: int = 0  # operands behind the tensors that are read as attributes (reshape's shape)
+
+    def attributes_of(self, call: relax.Call) -> dict[str, Any] | None:
+        if self.read is not None:
+            return self.read(call)
+        return {name: plain(getattr(call.attrs, name)) for name in self.attributes}
+
+    def operands(self, call: relax.Call) -> Sequence[relax.Expr] | None:
+        """Tensor operands of `call`; None for a tuple operand that is not written out."""
+        if self.arity is not None:
+            return call.args[: self.arity]
+        return call.args[0].fields if isinstance(call.args[0], relax.Tuple) else None
+
+    def make(self, operands: Sequence[relax.Expr], attributes: dict[str, Any]) -> relax.Expr:
+        """A call on `operands`; attributes that are not given take their defaults."""
+        values = {**self.attributes, **attributes}
+        missing = [name for name, value in values.items() if value is REQUIRED]
+        if missing:
+            raise RewriteError(f"operator {self.name} needs the attribute {missing[0]}: name it on the right side")
+        return self.build(list(operands), **values) if self.arity is None else self.build(*operands, **values)
+
+    def check_form(self, operands: int, names: Sequence[str], rule: str) -> None:
+        """RewriteError unless a term of `operands` operands naming the attributes `names` can be this operator."""
+        if self.arity is not None and operands != self.arity:
+            raise RewriteError(f"rule text {rule!r}: {self.name} takes {self.arity} operands, not {operands}")
+        unknown = [name for name in names if name not in self.attributes]
+        if unknown:
+            raise RewriteError(
+                f"rule text {rule!r}: {self.name} has no attribute {unknown[0]!r}; "
+                f"it has {', '.join(self.attributes) or 'none'}"
+            )
+
+
+def plain(value: Any) -> Any:
+    """A TVM attribute value as Python's int, str, bool, float, None or tuple of these."""
+    if isinstance(value, tirx.IntImm | tirx.FloatImm):
+        return value.value
+    if isinstance(value, tvm_ffi.Array | tuple | list):
+        return tuple(plain(item) for item in value)
+    return str(value) if isinstance(value, str) else value
+
+
+def _extents(expr: relax.Expr) -> tuple[int, ...] | None:
+    if not isinstance(expr, relax.ShapeExpr):
+        return None
+    return tuple(int(value) for value in expr.values)
+
+
+def _read_shape(call: relax.Call) -> dict[str, Any] | None:
+    extents = _extents(call.args[1])
+    return None if extents is None else {"shape": extents}
+
+
+def _read_permute(call: relax.Call) -> dict[str, Any]:
+    axes = call.attrs.axes
+    rank = len(call.ty.shape.values)
+    return {"axes": tuple(reversed(range(rank))) if axes is None else tuple(int(a) % rank for a in axes)}
+
+
+def _read_split(call: relax.Call) -> dict[str, Any] | None:
+    indices = plain(call.attrs.indices_or_sections)
+    axis, shape = int(call.attrs.axis), call.args[0].ty.shape.values
+    axis %= len(shape)
+    if isinstance(indices, int):  # equal sections
+        step = -(-int(shape[axis]) // indices)
+        indices = tuple(step * i for i in range(1, indices))
+    return {"at": indices, "axis": axis}
+
+
+def _read_concat(call: relax.Call) -> dict[str, Any] | None:
+    axis = call.attrs.axis
+    return None if axis is None else {"axis": int(axis) % len(call.ty.shape.values)}
+
+
+@lru_cache(maxsize=64)
+def _index_map(name: str, block: int) -> tirx.IndexMap:
+    maps = {
+        "pack": lambda n, c, h, w: (n, c // block, h, w, c % block),
+        "unpack": lambda n, co, h, w, ci: (n, co * block + ci, h, w),
+        "pack_kernel": lambda o, i, h, w: (o // block, i, h, w, o % block),
+    }
+    return tirx.IndexMap.from_func(maps[name], index_dtype="int64")
+
+
+def _layout_reader(name: str) -> Reader:
+    rank = 5 if name == "unpack" else 4
+
+    def read(call: relax.Call) -> dict[str, Any] | None:
+        if len(call.args[0].ty.shape.values) != rank or call.attrs.pad_value is not None:
+            return None
+        blocked = call.args[0] if name == "unpack" else call
+        block = int(blocked.ty.shape.values[-1])
+        return {"block": block} if tvm_ffi.structural_equal(call.attrs.index_map, _index_map(name, block)) else None
+
+    return read
+
+
+def _layout_builder(name: str) -> Builder:
+    def build(data: relax.Expr, block: int) -> relax.Expr:
+        axis = {"pack": 1, "pack_kernel": 0}.get(name)
+        if axis is not None and int(data.ty.shape.values[axis]) % block != 0:
+            raise RewriteError(f"{name} by {block}: axis {axis} of {data.ty} is no multiple of it")
+        return rx.layout_transform(data, _index_map(name, block))
+
+    return build
+
+
+_CONV = dict(
+    strides=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1), groups=1,
+    data_layout="NCHW", kernel_layout="OIHW", out_layout="NCHW", out_dtype=None,
+)  # fmt: skip
+_POOL = dict(
+    pool_size=REQUIRED, strides=REQUIRED, dilation=(1, 1), padding=(0, 0, 0, 0),
+    ceil_mode=False, count_include_pad=False, layout="NCHW", out_layout="NCHW",
+)  # fmt: skip
+_REDUCE = dict(axis=REQUIRED, keepdims=False)
+
+
+def _elementwise(arity: int, **builders: Builder) -> list[Operator]:
+    return [Operator(name, f"relax.{name}", build, arity) for name, build in builders.items()]
+
+
+_ALL = [
+    *_elementwise(2, add=rx.add, subtract=rx.subtract, multiply=rx.multiply, divide=rx.divide,
+                  maximum=rx.maximum, minimum=rx.minimum),
+    *_elementwise(1, tanh=rx.tanh, sigmoid=rx.sigmoid, exp=rx.exp, erf=rx.erf, sqrt=rx.sqrt, rsqrt=rx.rsqrt,
+                  negative=rx.negative, abs=rx.abs),
+    Operator("relu", "relax.nn.relu", rx.nn.relu),
+    Operator("gelu", "relax.nn.gelu", rx.nn.gelu),
+    Operator("silu", "relax.nn.silu", rx.nn.silu),
+    Operator("leaky_relu", "relax.nn.leakyrelu", rx.nn.leakyrelu, attributes=dict(alpha=REQUIRED)),
+    Operator("matmul", "relax.matmul", rx.matmul, 2, dict(out_dtype=None)),
+    Operator("conv2d", "relax.nn.conv2d", rx.nn.conv2d, 2, _CONV),
+    Operator("max_pool2d", "relax.nn.max_pool2d", rx.nn.max_pool2d, attributes=_POOL),
+    Operator("avg_pool2d", "relax.nn.avg_pool2d", rx.nn.avg_pool2d, attributes=_POOL),
+    Operator("adaptive_avg_pool2d", "relax.nn.adaptive_avg_pool2d", rx.nn.adaptive_avg_pool2d,
+             attributes=dict(output_size=REQUIRED, layout="NCHW", out_layout="NCHW")),
+    Operator("mean", "relax.mean", rx.mean, attributes=_REDUCE),
+    Operator("sum", "relax.sum", rx.sum, attributes=_REDUCE),
+    Operator("softmax", "relax.nn.softmax", rx.nn.softmax, attributes=dict(axis=-1)),
+    Operator("pad", "relax.nn.pad", rx.nn.pad, attributes=dict(pad_width=REQUIRED, pad_mode="constant", pad_value=0.0)),
+    Operator("reshape", "relax.reshape", rx.reshape, attributes=dict(shape=REQUIRED), read=_read_shape, extra=1),
+    Operator("permute_dims", "relax.permute_dims", rx.permute_dims, attributes=dict(axes=REQUIRED), read=_read_permute),
+    Operator("split", "relax.split", lambda data, at, axis: rx.split(data, list(at), axis),
+             attributes=dict(at=REQUIRED, axis=REQUIRED), read=_read_split),
+    Operator("concat", "relax.concat", rx.concat, None, dict(axis=REQUIRED), _read_concat),
+    *(Operator(name, "relax.layout_transform", _layout_builder(name), attributes=dict(block=REQUIRED),
+               read=_layout_reader(name)) for name in ("pack", "unpack", "pack_kernel")),
+]  # fmt: skip
+
+OPERATORS: dict[str, Operator] = {operator.name: operator for operator in _ALL}
+
+# Classes of operators that a rule can range over with `Class[f](...)`.
+CLASSES: dict[str, tuple[str, ...]] = {
+    "Unary": (
+        "relu",
+        "gelu",
+        "silu",
+        "leaky_relu",
+        "tanh",
+        "sigmoid",
+        "exp",
+        "erf",
+        "sqrt",
+        "rsqrt",
+        "negative",
+        "abs",
+    ),
+    "Binary": ("add", "subtract", "multiply", "divide", "maximum", "minimum"),
+    "Linear": ("add", "subtract"),
+    "Commutative": ("add", "multiply", "maximum", "minimum"),
+}
+COMMUTATIVE = frozenset({"Commutative", *CLASSES["Commutative"]})

@@ -1,0 +1,82 @@
+"""Plans: a search's result as a file, replayed without measuring anything."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlflow_tvm.errors import PlanError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rewrite actions (`rule@site`) and the structural hashes of the module before the first and after the last.
+
+    `lanes` is the vector width that the rule set was made for; replaying needs the same.
+    """
+
+    actions: tuple[str, ...]
+    start_hash: int
+    end_hash: int
+    lanes: int
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def check_start(self, structural_hash: int) -> None:
+        if structural_hash != self.start_hash:
+            raise PlanError(
+                f"the plan is for another module (structure {self.start_hash:016x}, this one is "
+                f"{structural_hash:016x}): use the model and shapes it was made for, or search again"
+            )
+
+    def check_end(self, structural_hash: int) -> None:
+        if structural_hash != self.end_hash:
+            raise PlanError(
+                f"replaying the plan gave structure {structural_hash:016x} instead of {self.end_hash:016x}: "
+                "the rules have changed since; search again"
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Write as JSON, atomically."""
+        path = Path(path)
+        data = {
+            "format": FORMAT,
+            "start_hash": f"{self.start_hash:016x}",
+            "end_hash": f"{self.end_hash:016x}",
+            "lanes": self.lanes,
+            "actions": list(self.actions),
+        }
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(data, indent=1) + "\n")
+            temporary.replace(path)
+        except OSError as error:
+            raise PlanError(f"{path}: the plan cannot be written ({error.strerror})") from error
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read a plan file; PlanError names the file and what is wrong with it."""
+        try:
+            data = json.loads(Path(path).read_text())
+        except FileNotFoundError:
+            raise PlanError(f"{path}: no such plan file") from None
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise PlanError(f"{path}: not a plan file ({error})") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, dict) else None
+            raise PlanError(f"{path}: plan format {found!r}, this version reads {FORMAT}: search again")
+        try:
+            return Plan(
+                tuple(str(action) for action in data["actions"]),
+                int(data["start_hash"], 16),
+                int(data["end_hash"], 16),
+                int(data["lanes"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise PlanError(f"{path}: damaged plan file ({type(error).__name__}: {error})") from None

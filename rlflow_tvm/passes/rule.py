@@ -1,0 +1,91 @@
+"""Substitution rules: an equation, conditions, and instances on which the rule can be seen to work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.passes.attribute import Attribute
+from rlflow_tvm.passes.term import Apply, Equation, Item, Term, Var, depth, parse_equation, subterms
+
+Attributes = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """Shapes and attribute values that make a rule's left side a concrete graph.
+
+    `shapes` gives every tensor variable its shape, `attributes` every attribute variable its value (a `**rest`
+    variable a dictionary, a class member `f` an operator name or (name, attributes)); `weights` are the variables
+    that are weights rather than inputs. For a near-miss, `left` is the term that nearly matches (default: the rule's
+    own left side) and `reason` is part of what the matcher answers.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    attributes: Attributes = field(default_factory=dict)
+    weights: tuple[str, ...] = ()
+    left: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class RewriteRule:
+    """`equation` may replace its left terms by its right terms wherever every condition of `when` holds.
+
+    With `symmetric`, roots are matched in execution order only, and operands of commutative operators as written:
+    for rules whose two orders are the same rewrite.
+    """
+
+    name: str
+    family: str
+    text: str
+    when: tuple[str, ...] = ()
+    symmetric: bool = False
+    instances: tuple[Instance, ...] = ()
+    near_misses: tuple[Instance, ...] = ()
+
+    def __post_init__(self) -> None:
+        unbound = self.tensors(self.equation.right) - self.tensors(self.equation.left)
+        if unbound:
+            raise RewriteError(f"rule {self.name}: {', '.join(sorted(unbound))} stands on the right side only")
+        for root in self.equation.left:
+            if not isinstance(root, Apply | Item):
+                raise RewriteError(f"rule {self.name}: the left term {root} is no operator")
+
+    def __str__(self) -> str:
+        return f"{self.equation}" + (f"   if {' and '.join(self.when)}" if self.when else "")
+
+    @cached_property
+    def equation(self) -> Equation:
+        return parse_equation(self.text)
+
+    @cached_property
+    def conditions(self) -> tuple[Attribute, ...]:
+        return tuple(Attribute(text) for text in self.when)
+
+    @cached_property
+    def depth(self) -> int:
+        """How far a match reaches from its root, in operators."""
+        return max(depth(term) for term in self.equation.left)
+
+    @staticmethod
+    def tensors(terms: tuple[Term, ...]) -> set[str]:
+        """Names of the tensor variables in `terms`."""
+        return {t.name for term in terms for t in subterms(term) if isinstance(t, Var)}
+
+    def to_json(self) -> dict[str, Any]:
+        """What a rule file holds of this rule (its instances stay with the code that proves it)."""
+        return {"name": self.name, "family": self.family, "equation": str(self.equation), "when": list(self.when),
+                "symmetric": self.symmetric}  # fmt: skip
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> RewriteRule:
+        """Read `to_json`'s form; RewriteError names what is missing."""
+        try:
+            name, family, text, when = data["name"], data["family"], data["equation"], data["when"]
+        except KeyError as error:
+            raise RewriteError(f"rule {data.get('name', '?')}: no field {error.args[0]!r}") from None
+        return RewriteRule(str(name), str(family), str(text), tuple(when), bool(data.get("symmetric", False)))

@@ -1,0 +1,15 @@
+"""The catalogue: one file a family, each a tuple `RULES`. Adding a rule is adding one value to one of them."""
+
+from __future__ import annotations
+
+from rlflow_tvm.passes.rule import RewriteRule
+from rlflow_tvm.passes.rules import concat, convolution, elementwise, layout, matmul, transpose
+
+CATALOGUE: tuple[RewriteRule, ...] = (
+    *elementwise.RULES,
+    *matmul.RULES,
+    *convolution.RULES,
+    *transpose.RULES,
+    *concat.RULES,
+    *layout.RULES,
+)

@@ -1,0 +1,140 @@
+"""The state of a search: a module, the sites in it, and the actions that led to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import tvm
+
+from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.ir import Detached, detach
+from rlflow_tvm.passes.apply import apply_match
+from rlflow_tvm.passes.graph import Graph
+from rlflow_tvm.passes.match import Match
+from rlflow_tvm.passes.matcher import Matches, RuleSet
+from rlflow_tvm.passes.plan import Plan
+
+_SITE = re.compile(r"^(\d+(?:,\d+)*)#(\d+(?:,\d+)*)$")
+
+
+@dataclass(frozen=True, order=True)
+class Site:
+    """Where a rule matches: the positions of its roots among the bindings, and which operand orders matched."""
+
+    roots: tuple[int, ...]
+    variant: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{','.join(map(str, self.roots))}#{','.join(map(str, self.variant))}"
+
+    @staticmethod
+    def parse(text: str) -> Site:
+        found = _SITE.match(text)
+        if not found:
+            raise RewriteError(f"{text!r} is no site: POSITION[,POSITION]#VARIANT is expected, as 12#0")
+        roots, variant = (tuple(map(int, group.split(","))) for group in found.groups())
+        return Site(roots, variant)
+
+
+@dataclass(frozen=True)
+class RewriteAction:
+    """Apply `rule` at `site`. Its text form is `rule@site`."""
+
+    rule: str
+    site: Site
+
+    def __str__(self) -> str:
+        return f"{self.rule}@{self.site}"
+
+    @staticmethod
+    def parse(text: str) -> RewriteAction:
+        rule, at, site = text.partition("@")
+        if not at:
+            raise RewriteError(f"{text!r} is no action: RULE@SITE is expected")
+        return RewriteAction(rule, Site.parse(site))
+
+
+class GraphState:
+    """Immutable: `apply` returns the next state and leaves this one as it is."""
+
+    def __init__(self, start: Detached, matches: Matches, actions: tuple[RewriteAction, ...], start_hash: int) -> None:
+        self.start, self._matches, self.actions, self.start_hash = start, matches, actions, start_hash
+
+    @staticmethod
+    def from_module(mod: tvm.IRModule, ruleset: RuleSet) -> GraphState:
+        """The state of `mod` (bound or detached) with no action taken."""
+        start = detach(mod)
+        graph = Graph.from_function(start.mod["main"])
+        return GraphState(start, Matches.of(graph, ruleset), (), graph.structural_hash)
+
+    @property
+    def graph(self) -> Graph:
+        return self._matches.graph
+
+    @property
+    def ruleset(self) -> RuleSet:
+        return self._matches.ruleset
+
+    @property
+    def matches(self) -> Matches:
+        return self._matches
+
+    @cached_property
+    def sites(self) -> Mapping[str, tuple[Site, ...]]:
+        """Rule name -> its sites in canonical order (the same on every machine)."""
+        return {rule: tuple(by_site) for rule, by_site in self._by_site.items()}
+
+    @cached_property
+    def _by_site(self) -> dict[str, dict[Site, Match]]:
+        position = self.graph.position
+        result = {}
+        for rule, matches in self._matches.by_rule.items():
+            sites = {Site(tuple(position[r] for r in m.roots), m.variant): m for m in matches}
+            result[rule] = {site: sites[site] for site in sorted(sites)}
+        return result
+
+    def match(self, action: RewriteAction) -> Match:
+        """The match that `action` means; RewriteError if the rule does not match there."""
+        sites = self._by_site.get(action.rule)
+        if sites is None:
+            raise RewriteError(f"action {action}: no rule of that name in this rule set")
+        if action.site not in sites:
+            raise RewriteError(f"action {action}: the rule does not match there (it has {len(sites)} sites)")
+        return sites[action.site]
+
+    def apply(self, action: RewriteAction) -> GraphState:
+        """The state after `action`; RewriteError if it is not legal here."""
+        graph = apply_match(self.graph, self.match(action))
+        return GraphState(self.start, self._matches.after(graph), (*self.actions, action), self.start_hash)
+
+    @cached_property
+    def mod(self) -> tvm.IRModule:
+        """The module now, in the working form (weights as parameters)."""
+        mod = tvm.IRModule({gv: f for gv, f in self.start.mod.functions_items() if gv.name_hint != "main"})
+        mod["main"] = self.graph.function
+        return mod
+
+    def bound(self) -> tvm.IRModule:
+        """The module now, with its weights as constants."""
+        return self.start.bind(self.mod)
+
+    @property
+    def structural_hash(self) -> int:
+        return self.graph.structural_hash
+
+    @property
+    def plan(self) -> Plan:
+        """The actions so far, with the hashes of both ends."""
+        return Plan(tuple(map(str, self.actions)), self.start_hash, self.structural_hash, self.ruleset.lanes)
+
+    def replay(self, plan: Plan) -> GraphState:
+        """The state after all of `plan`'s actions; PlanError if the plan is for another module or ends elsewhere."""
+        plan.check_start(self.structural_hash)
+        state = self
+        for text in plan.actions:
+            state = state.apply(RewriteAction.parse(text))
+        plan.check_end(state.structural_hash)
+        return state
