@@ -1,0 +1,49 @@
+"""rlflow_tvm: a superoptimiser for Apache TVM.
+
+    import tvm, rlflow_tvm as rl
+
+    mod = rl.from_onnx("model.onnx")
+    mod = rl.Superoptimize(target, search="greedy")(mod)
+    executable = rl.compile(mod, target)
+
+Importing the package registers the build pipeline "rlflow" with Relax and the environment with gymnasium.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import gymnasium
+
+from rlflow_tvm import kernels
+
+__version__ = "0.1.0"
+
+kernels.register()
+gymnasium.register(id="rlflow_tvm/GraphRewrite-v0", entry_point="rlflow_tvm.envs:GraphRewriteEnv")
+
+# Loaded when first used: a build that only replays a plan needs neither measuring nor environments.
+_HOMES = {
+    "from_onnx": "rlflow_tvm.frontend",
+    "Superoptimize": "rlflow_tvm.superoptimize",
+    "ApplyPlan": "rlflow_tvm.superoptimize",
+    "compile": "rlflow_tvm.superoptimize",
+    "pipeline": "rlflow_tvm.kernels",
+    "graph_cost": "rlflow_tvm.cost",
+    "Plan": "rlflow_tvm.passes",
+    "RewriteRule": "rlflow_tvm.passes",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rlflow_tvm' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])
+
+
+__all__ = [*_HOMES]

@@ -58,6 +58,11 @@ class Graph:
         return None if index is None else self.nodes[index]
 
     @cached_property
+    def outputs(self) -> tuple[relax.Var, ...]:
+        """The variables that the function returns."""
+        return tuple(_variables(self.output))
+
+    @cached_property
     def users(self) -> dict[relax.Var, tuple[Node, ...]]:
         """Variable -> the nodes that read it, in execution order."""
         users: dict[relax.Var, list[Node]] = {}
@@ -114,9 +119,7 @@ class Graph:
         output = self.output
         if replaced:
             nodes, output = _substitute_all(nodes, output, replaced)
-        nodes = _live(nodes, output)
-        if len(roots) > 1:
-            nodes = _sorted(nodes)
+        nodes = _live(_in_order(nodes), output)
         return Graph(self.params, self.inputs, tuple(nodes), output, self._attrs)
 
 
@@ -178,21 +181,22 @@ def _substitute_all(
 
 
 def _live(nodes: list[Node], output: relax.Expr) -> list[Node]:
+    """The nodes that the output needs, of nodes in execution order."""
     needed = set(_variables(output))
     kept = []
-    for node in _reverse_topological(nodes):
+    for node in reversed(nodes):
         if node.var in needed:
             needed.update(node.inputs)
             kept.append(node)
-    kept_vars = {node.var for node in kept}
-    return [node for node in nodes if node.var in kept_vars]
+    return kept[::-1]
 
 
-def _reverse_topological(nodes: list[Node]) -> Iterable[Node]:
-    """Users before what they read, also where the list is not in execution order (several roots)."""
+def _in_order(nodes: list[Node]) -> list[Node]:
+    """`nodes` in execution order: as they are, unless a new node stands before one that it shares or joins."""
     position = {node.var: i for i, node in enumerate(nodes)}
-    in_order = all(position.get(var, -1) < i for i, node in enumerate(nodes) for var in node.inputs)
-    return reversed(nodes if in_order else _sorted(nodes))
+    if all(position.get(var, -1) < i for i, node in enumerate(nodes) for var in node.inputs):
+        return nodes
+    return _sorted(nodes)
 
 
 def _sorted(nodes: list[Node]) -> list[Node]:

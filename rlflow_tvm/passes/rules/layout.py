@@ -68,7 +68,8 @@ def _concat_rule(count: int) -> RewriteRule:
             Instance({"x": (1, 1, 4, 1, 4), **dict.fromkeys(rest, (1, 8, 4, 1))}, {"b": 4}),
         ),
         near_misses=(
-            Instance({"x": (1, 2, 3, 5, 4), **dict.fromkeys(rest, (1, 3, 3, 5))}, {"b": 4}, reason="dim(y, 1) % b == 0"),
+            Instance({"x": (1, 2, 3, 5, 4), **dict.fromkeys(rest, (1, 3, 3, 5))}, {"b": 4},
+                     reason="dim(y, 1) % b == 0"),
         ),
     )  # fmt: skip
 

@@ -1,0 +1,45 @@
+"""Learners over rewriting environments: graph encoder, two-step masked policy, PPO, checkpoints.
+
+This room knows torch, DGL and gymnasium and nothing of TVM: whatever has the observation and action spaces
+described in `rlflow_tvm.agents.observation` can be learnt. The package itself loads neither torch nor DGL; the names
+below do, when they are used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rlflow_tvm.agents.registry import AGENTS, AgentKind, agent_kind, load_agent
+
+if TYPE_CHECKING:
+    from rlflow_tvm.agents.act import Agent
+    from rlflow_tvm.agents.config import PPOConfig
+    from rlflow_tvm.agents.rollout import Episode
+    from rlflow_tvm.agents.training import TrainingResult, train
+
+_HOMES = {
+    "Agent": "rlflow_tvm.agents.act",
+    "Episode": "rlflow_tvm.agents.rollout",
+    "PPOConfig": "rlflow_tvm.agents.config",
+    "TrainingResult": "rlflow_tvm.agents.training",
+    "train": "rlflow_tvm.agents.training",
+}
+
+__all__ = [
+    "AGENTS",
+    "Agent",
+    "AgentKind",
+    "Episode",
+    "PPOConfig",
+    "TrainingResult",
+    "agent_kind",
+    "load_agent",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rlflow_tvm.agents' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

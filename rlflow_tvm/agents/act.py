@@ -1,0 +1,92 @@
+"""A trained agent, ready to act."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from rlflow_tvm.agents.checkpoint import load_checkpoint
+from rlflow_tvm.agents.config import PPOConfig
+from rlflow_tvm.agents.observation import ObservationSizes, compact
+from rlflow_tvm.agents.policy import TwoStepPolicy
+from rlflow_tvm.agents.ppo import load_policy_tensors
+from rlflow_tvm.errors import AgentError
+
+
+class Agent:
+    """A policy with the observation sizes it was made for.
+
+    Attributes:
+        sizes: of the observations it takes.
+        metadata: what the caller of `train` stored beside it (rule names, models, target, ...).
+    """
+
+    def __init__(self, policy: TwoStepPolicy, sizes: ObservationSizes, metadata: Mapping[str, Any]) -> None:
+        self.policy, self.sizes, self.metadata = policy.eval(), sizes, dict(metadata)
+
+    @staticmethod
+    def load(path: str | Path, observation_space: spaces.Space[Any] | None = None) -> Agent:
+        """The agent stored in a checkpoint.
+
+        Args:
+            path: an `agent.safetensors`.
+            observation_space: of the environment it is to act in, if it should be checked now.
+
+        Raises:
+            AgentError: the file is missing, truncated, of another version, or made for other observation sizes.
+        """
+        tensors, description = load_checkpoint(Path(path), prefix="policy.")
+        sizes = ObservationSizes(**description["sizes"])
+        if observation_space is not None:
+            check_sizes(Path(path), sizes, ObservationSizes.from_space(observation_space))
+        config = PPOConfig.from_dict(description["config"])
+        with torch.random.fork_rng(devices=[]):  # the parameters drawn here are overwritten at once
+            policy = TwoStepPolicy(sizes, config.hidden, config.rounds)
+        load_policy_tensors(policy, tensors)
+        return Agent(policy, sizes, description["metadata"])
+
+    def act(
+        self, observation: Mapping[str, Any], deterministic: bool = True, rng: np.random.Generator | None = None
+    ) -> np.ndarray:
+        """One action (rule, location), int64 (2,), never a masked one.
+
+        Args:
+            observation: of the environment.
+            deterministic: take the likeliest rule and then its likeliest location, instead of sampling.
+            rng: what to sample with; needed unless deterministic.
+
+        Raises:
+            AgentError: sampling without a generator, or an observation of other sizes or without a legal action.
+        """
+        if not deterministic and rng is None:
+            raise AgentError("Agent.act: sampling needs rng=numpy.random.default_rng(seed), or deterministic=True")
+        kept = compact(observation, self.sizes)
+        if kept.num_sites == 0:
+            raise AgentError("Agent.act: no rule is allowed by rule_mask; reset the environment after it terminated")
+        site, _, _ = self.policy.choose(kept, None if deterministic else rng)
+        return np.array([kept.site_rules[site], kept.site_locations[site]], dtype=np.int64)
+
+    def probabilities(self, observation: Mapping[str, Any]) -> np.ndarray:
+        """p(rule, location), float64 (R+1, L), exactly 0 where masked."""
+        return self.policy.probabilities(compact(observation, self.sizes))
+
+    def value(self, observation: Mapping[str, Any]) -> float:
+        """The expected discounted return, in units of the training's reward scale."""
+        return self.policy.value(compact(observation, self.sizes))
+
+
+def check_sizes(path: Path, saved: ObservationSizes, wanted: ObservationSizes) -> None:
+    """AgentError naming every size in which a checkpoint and an environment differ."""
+    pairs = zip(dataclasses.asdict(saved).items(), dataclasses.asdict(wanted).values(), strict=True)
+    differing = [f"{name} {old} there, {new} here" for (name, old), new in pairs if old != new]
+    if differing:
+        raise AgentError(
+            f"{path}: trained on other observations ({'; '.join(differing)}); "
+            "use the same rules and environment, or train anew"
+        )

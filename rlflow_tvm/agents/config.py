@@ -1,0 +1,78 @@
+"""PPO's settings, under the papers' names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlflow_tvm.errors import AgentError
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Settings of PPO (Schulman et al. 2017) and of its network; defaults are X-RLflow's where it gives any.
+
+    Attributes:
+        gamma: discount.
+        gae_lambda: lambda of generalised advantage estimation (Schulman et al. 2016).
+        learning_rate: Adam's.
+        clip_range: epsilon of the clipped objective.
+        ent_coef: weight of the joint entropy's bonus.
+        vf_coef: weight of the value loss.
+        max_grad_norm: gradients are scaled down to this norm.
+        minibatch_size: graphs a gradient step.
+        n_epochs: passes over a rollout.
+        steps_per_update: a rollout is whole episodes, at least this many steps.
+        target_kl: stop an update's epochs once the approximate KL exceeds 1.5 times this; None: never.
+        scale_rewards: divide rewards by the running deviation of the discounted return.
+        hidden: width of the embeddings.
+        rounds: message rounds of the encoder.
+        threads: torch's threads. One by default: the graphs are small, and the spinning threads of a second pool
+            disturb kernels that are being timed.
+    """
+
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    learning_rate: float = 5e-4
+    clip_range: float = 0.2
+    ent_coef: float = 0.01
+    vf_coef: float = 0.5
+    max_grad_norm: float = 0.5
+    minibatch_size: int = 64
+    n_epochs: int = 4
+    steps_per_update: int = 256
+    target_kl: float | None = None
+    scale_rewards: bool = True
+    hidden: int = 64
+    rounds: int = 3
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("minibatch_size", "n_epochs", "steps_per_update", "hidden", "rounds", "threads"):
+            if getattr(self, name) < 1:
+                raise AgentError(f"PPOConfig: {name} is {getattr(self, name)}, it must be at least 1")
+        for name in ("gamma", "gae_lambda"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise AgentError(f"PPOConfig: {name} is {getattr(self, name)}, it must lie in [0, 1]")
+        for name in ("learning_rate", "clip_range", "max_grad_norm"):
+            if not getattr(self, name) > 0.0:
+                raise AgentError(f"PPOConfig: {name} is {getattr(self, name)}, it must be above 0")
+        for name in ("ent_coef", "vf_coef"):
+            if not getattr(self, name) >= 0.0:
+                raise AgentError(f"PPOConfig: {name} is {getattr(self, name)}, it must not be negative")
+        if self.target_kl is not None and not self.target_kl > 0.0:
+            raise AgentError(f"PPOConfig: target_kl is {self.target_kl}, it must be above 0 or None")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as JSON takes them."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> PPOConfig:
+        """The inverse of `as_dict`; AgentError names settings that are unknown."""
+        unknown = sorted(set(values) - {field.name for field in dataclasses.fields(PPOConfig)})
+        if unknown:
+            raise AgentError(f"PPOConfig has no setting {', '.join(unknown)}; leave it out or update rlflow_tvm")
+        return PPOConfig(**values)

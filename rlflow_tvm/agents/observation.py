@@ -1,0 +1,192 @@
+"""Observations of a rewriting environment: their sizes, their compact form, and batches of them.
+
+An environment's observation is a dictionary whose masks are dense: `location_mask` (R+1, L) and `location_nodes`
+(R+1, L, K), nearly all of it unused. The agent keeps only the legal (rule, location) pairs, here called **sites**,
+sorted by rule and then by location. Rule R is stop, and has one site, location 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from rlflow_tvm.agents.backend import dgl
+from rlflow_tvm.errors import AgentError
+
+
+@dataclass(frozen=True)
+class ObservationSizes:
+    """What a policy's parameters depend on; read from the observation space alone.
+
+    `num_rules` counts stop as well (R+1), `node_features` the real features beside the operator's index (F-1).
+    """
+
+    num_operators: int
+    node_features: int
+    edge_features: int
+    num_rules: int
+    num_locations: int
+    nodes_per_location: int
+
+    @staticmethod
+    def from_space(space: spaces.Space[Any]) -> ObservationSizes:
+        """The sizes of an environment's `observation_space`; AgentError if it is not one of a rewriting environment."""
+        parts = space.spaces if isinstance(space, spaces.Dict) else {}
+        graph, location_nodes = parts.get("graph"), parts.get("location_nodes")
+        if not isinstance(graph, spaces.Graph) or not isinstance(location_nodes, spaces.Box):
+            raise AgentError(
+                f"observation space {type(space).__name__}({', '.join(parts)}) is not a rewriting environment's; "
+                "it needs graph, rule_mask, location_mask and location_nodes: use GraphRewriteEnv"
+            )
+        nodes, edges = graph.node_space, graph.edge_space
+        if not isinstance(nodes, spaces.Box) or not isinstance(edges, spaces.Box) or len(location_nodes.shape) != 3:
+            raise AgentError(
+                "observation space: node_space and edge_space must be Box and location_nodes (R+1, L, K); "
+                "use GraphRewriteEnv"
+            )
+        num_rules, num_locations, nodes_per_location = location_nodes.shape
+        return ObservationSizes(
+            num_operators=int(nodes.high[0]) + 1,
+            node_features=nodes.shape[0] - 1,
+            edge_features=edges.shape[0],
+            num_rules=num_rules,
+            num_locations=num_locations,
+            nodes_per_location=nodes_per_location,
+        )
+
+    @property
+    def stop_rule(self) -> int:
+        """The index of stop, the last rule."""
+        return self.num_rules - 1
+
+
+@dataclass(frozen=True, eq=False)
+class CompactObservation:
+    """One observation without its dense masks: what a rollout buffer holds (N nodes, E edges, S sites)."""
+
+    nodes: np.ndarray  # float32 (N, F), column 0 the operator's index
+    edges: np.ndarray  # float32 (E, Fe)
+    edge_links: np.ndarray  # int32 (E, 2), (source, destination)
+    site_rules: np.ndarray  # int16 (S,), ascending
+    site_locations: np.ndarray  # int16 (S,), ascending within a rule
+    site_nodes: np.ndarray  # int32 (S, K), -1 = none
+
+    @property
+    def num_sites(self) -> int:
+        """How many actions are legal."""
+        return len(self.site_rules)
+
+    def site_of(self, rule: int, location: int) -> int | None:
+        """The index of the site (rule, location), None where it is masked."""
+        found = np.flatnonzero((self.site_rules == rule) & (self.site_locations == location))
+        return int(found[0]) if len(found) else None
+
+
+def compact(observation: Mapping[str, Any], sizes: ObservationSizes) -> CompactObservation:
+    """The compact form of an environment's observation; AgentError where it does not fit `sizes` or its masks clash."""
+    graph, rule_mask = observation["graph"], np.asarray(observation["rule_mask"], dtype=bool)
+    location_nodes = np.asarray(observation["location_nodes"])
+    # Copies: an episode's observations are kept, and torch refuses read-only arrays. gymnasium gives a graph without
+    # edges as None.
+    nodes = np.array(graph.nodes, dtype=np.float32)
+    edges = np.zeros((0, sizes.edge_features), np.float32) if graph.edges is None else np.array(graph.edges, np.float32)
+    links = np.zeros((0, 2), np.int32) if graph.edge_links is None else np.array(graph.edge_links, np.int32)
+    found = (location_nodes.shape, nodes.shape[1], edges.shape[1])
+    expected = (
+        (sizes.num_rules, sizes.num_locations, sizes.nodes_per_location),
+        sizes.node_features + 1,
+        sizes.edge_features,
+    )
+    if found != expected or not 0 <= nodes[:, 0].min() <= nodes[:, 0].max() < sizes.num_operators:
+        raise AgentError(
+            f"observation has (location_nodes, node columns, edge columns) {found}, the agent expects {expected} "
+            f"and operators below {sizes.num_operators}: use the environment it was trained on, or train anew"
+        )
+    location_mask = np.asarray(observation["location_mask"], dtype=bool) & rule_mask[:, None]
+    # Stop has nothing to choose, whatever the environment writes into its row of the mask.
+    location_mask[sizes.stop_rule] = False
+    location_mask[sizes.stop_rule, 0] = rule_mask[sizes.stop_rule]
+    lost = np.flatnonzero(rule_mask & ~location_mask.any(axis=1))
+    if len(lost):
+        raise AgentError(
+            f"observation: rule_mask allows rule {lost[0]} but location_mask gives it no location; mend the environment"
+        )
+    rules, locations = np.nonzero(location_mask)
+    return CompactObservation(
+        nodes=nodes,
+        edges=edges,
+        edge_links=links,
+        site_rules=rules.astype(np.int16),
+        site_locations=locations.astype(np.int16),
+        site_nodes=location_nodes[rules, locations].astype(np.int32),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class GraphBatch:
+    """Several observations as one disconnected DGL graph (B graphs, N nodes, E edges, S sites, P pairs).
+
+    A **pair** is (graph, legal rule); sites are sorted by pair, so that each pair's sites lie together.
+    Graph data: `ndata["operator"]` int64 (N,), `ndata["features"]` (N, F-1), `edata["features"]` (E, Fe).
+    """
+
+    graph: dgl.DGLGraph
+    num_graphs: int
+    nodes_graph: torch.Tensor  # (N,) each node's graph
+    member_nodes: torch.Tensor  # (M,) nodes of all sites one after another, none of them -1
+    member_offsets: torch.Tensor  # (S,) where each site's nodes begin in member_nodes
+    site_pair: torch.Tensor  # (S,)
+    site_offsets: np.ndarray  # (B+1,) where each graph's sites begin
+    pair_graph: torch.Tensor  # (P,)
+    pair_rule: torch.Tensor  # (P,)
+    pair_sizes: torch.Tensor  # (P,) sites of each pair
+
+    @property
+    def num_pairs(self) -> int:
+        """How many (graph, legal rule) pairs there are."""
+        return len(self.pair_graph)
+
+
+def _as_graph(observation: CompactObservation) -> dgl.DGLGraph:
+    links = torch.from_numpy(observation.edge_links).long()
+    graph = dgl.graph((links[:, 0], links[:, 1]), num_nodes=len(observation.nodes))
+    nodes = torch.from_numpy(observation.nodes)
+    graph.ndata["operator"], graph.ndata["features"] = nodes[:, 0].long(), nodes[:, 1:]
+    graph.edata["features"] = torch.from_numpy(observation.edges)
+    return graph
+
+
+def collate(observations: Sequence[CompactObservation]) -> GraphBatch:
+    """One batch of the given observations, in their order."""
+    graph = dgl.batch([_as_graph(observation) for observation in observations])
+    count = len(observations)
+    node_counts = np.array([len(observation.nodes) for observation in observations])
+    site_counts = np.array([observation.num_sites for observation in observations])
+    node_starts = np.cumsum(node_counts) - node_counts
+    site_graph = np.repeat(np.arange(count), site_counts)
+    site_rule = np.concatenate([observation.site_rules for observation in observations]).astype(np.int64)
+    # a pair begins where the graph or the rule changes
+    begins = np.ones(len(site_rule), dtype=bool)
+    begins[1:] = (site_graph[1:] != site_graph[:-1]) | (site_rule[1:] != site_rule[:-1])
+    first = np.flatnonzero(begins)
+    site_nodes = np.concatenate([observation.site_nodes for observation in observations]).astype(np.int64)
+    present = site_nodes >= 0
+    members = (site_nodes + node_starts[site_graph][:, None])[present]
+    member_counts = present.sum(axis=1)
+    return GraphBatch(
+        graph=graph,
+        num_graphs=count,
+        nodes_graph=torch.from_numpy(np.repeat(np.arange(count), node_counts)),
+        member_nodes=torch.from_numpy(members),
+        member_offsets=torch.from_numpy(np.cumsum(member_counts) - member_counts),
+        site_pair=torch.from_numpy(np.cumsum(begins) - 1),
+        site_offsets=np.concatenate([[0], np.cumsum(site_counts)]),
+        pair_graph=torch.from_numpy(site_graph[first]),
+        pair_rule=torch.from_numpy(site_rule[first]),
+        pair_sizes=torch.from_numpy(np.diff(np.append(first, len(site_rule)))),
+    )

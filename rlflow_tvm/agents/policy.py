@@ -1,0 +1,132 @@
+"""The two-step masked policy: first a rule, then one of that rule's locations; and the value of a graph.
+
+p(rule, location) = p(rule) p(location | rule). Only legal actions have logits at all (see `observation`), so a masked
+action's probability is exactly 0 and acting and updating cannot disagree about masks. A site is scored from the
+embeddings of its own nodes, with its rule and the graph's readout as context: neither its index nor the order of the
+sites enters. The rule head sees, for each rule, the pooled embeddings of that rule's sites.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from rlflow_tvm.agents.backend import dgl
+from rlflow_tvm.agents.encoder import GraphEncoder
+from rlflow_tvm.agents.observation import CompactObservation, GraphBatch, ObservationSizes, collate
+
+
+def segment_log_softmax(logits: torch.Tensor, segment: torch.Tensor, num_segments: int) -> torch.Tensor:
+    """Log-softmax within each segment: logits (n,), `segment` (n,) the segment of each; every segment non-empty."""
+    top = torch.full((num_segments,), -torch.inf).scatter_reduce(0, segment, logits.detach(), "amax")
+    shifted = logits - top[segment]
+    total = torch.zeros(num_segments).index_add(0, segment, shifted.exp())
+    return shifted - total.log()[segment]
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyOutput:
+    """What the policy says of a batch (B graphs, P (graph, rule) pairs, S sites); logs are natural."""
+
+    rule_log_probs: torch.Tensor  # (P,) log p(rule)
+    location_log_probs: torch.Tensor  # (S,) log p(location | rule)
+    log_probs: torch.Tensor  # (S,) log p(rule, location), the sum of the two
+    values: torch.Tensor  # (B,)
+    entropy: torch.Tensor  # (B,) of the joint distribution: H(rule) + sum_r p(r) H(location | r)
+
+
+class TwoStepPolicy(nn.Module):
+    """Encoder, rule head, location head and value head over one shared trunk.
+
+    Args:
+        sizes: widths of the observation, from `ObservationSizes.from_space`.
+        hidden: width of all embeddings.
+        rounds: message rounds of the encoder.
+    """
+
+    def __init__(self, sizes: ObservationSizes, hidden: int, rounds: int) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.encoder = GraphEncoder(sizes, hidden, rounds)
+        self.rule = nn.Embedding(sizes.num_rules, hidden)
+        self.site_nodes = nn.Linear(hidden, hidden)
+        self.site_rule = nn.Linear(hidden, hidden, bias=False)
+        self.site_graph = nn.Linear(hidden, hidden, bias=False)
+        self.site_body = nn.Sequential(nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+        self.location_head = nn.Linear(hidden, 1)
+        self.rule_body = nn.Sequential(nn.Linear(4 * hidden + 1, hidden), nn.ReLU())
+        self.rule_head = nn.Linear(hidden, 1)
+        self.value_body = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU())
+        self.value_head = nn.Linear(hidden, 1)
+        # A nearly uniform policy to begin with (Andrychowicz et al. 2021, "What matters in on-policy RL?").
+        for head, gain in ((self.location_head, 0.01), (self.rule_head, 0.01), (self.value_head, 1.0)):
+            nn.init.orthogonal_(head.weight, gain)
+            nn.init.zeros_(head.bias)
+
+    def forward(self, batch: GraphBatch) -> PolicyOutput:
+        """Log-probabilities of all legal actions, joint entropy and value of each graph."""
+        h, readout = self.encoder(batch)
+        pair_graph, pair_rule, site_pair = batch.pair_graph, batch.pair_rule, batch.site_pair
+        # The mean over a site's nodes; a site without nodes (stop) gets zeros.
+        own = functional.embedding_bag(batch.member_nodes, self.site_nodes(h), batch.member_offsets, mode="mean")
+        context = self.site_rule(self.rule.weight)[pair_rule] + self.site_graph(readout)[pair_graph]
+        sites = self.site_body(own + context.index_select(0, site_pair))
+        location_log_probs = segment_log_softmax(self.location_head(sites).squeeze(1), site_pair, batch.num_pairs)
+
+        pooled = [dgl.ops.segment_reduce(batch.pair_sizes, sites, reducer) for reducer in ("mean", "max")]
+        number = batch.pair_sizes.float().log1p().unsqueeze(1) / 6.0  # about 1 for 400 sites
+        seen_by_rule = torch.cat([*pooled, self.rule(pair_rule), readout.index_select(0, pair_graph), number], dim=1)
+        rule_log_probs = segment_log_softmax(
+            self.rule_head(self.rule_body(seen_by_rule)).squeeze(1), pair_graph, batch.num_graphs
+        )
+
+        log_probs = rule_log_probs.index_select(0, site_pair) + location_log_probs
+        surprise = torch.zeros(batch.num_graphs).index_add(0, pair_graph[site_pair], -log_probs.exp() * log_probs)
+        return PolicyOutput(
+            rule_log_probs=rule_log_probs,
+            location_log_probs=location_log_probs,
+            log_probs=log_probs,
+            values=self.value_head(self.value_body(readout)).squeeze(1),
+            entropy=surprise,
+        )
+
+    @torch.inference_mode()
+    def probabilities(self, observation: CompactObservation) -> np.ndarray:
+        """p(rule, location) as a dense float64 array (R+1, L); exactly 0 where the masks forbid the action."""
+        dense = np.zeros((self.sizes.num_rules, self.sizes.num_locations))
+        log_probs = self(collate([observation])).log_probs.double().numpy()
+        dense[observation.site_rules, observation.site_locations] = np.exp(log_probs)
+        return dense
+
+    @torch.inference_mode()
+    def value(self, observation: CompactObservation) -> float:
+        """The value of one observation."""
+        return float(self(collate([observation])).values[0])
+
+    @torch.inference_mode()
+    def choose(self, observation: CompactObservation, rng: np.random.Generator | None) -> tuple[int, float, float]:
+        """One action: (index of the site, log p(rule, location), value of the observation).
+
+        With a generator rule and location are sampled; with None the likeliest rule is taken and then its likeliest
+        location (which need not be the likeliest pair: a rule is not punished for having many locations).
+        """
+        batch = collate([observation])
+        output = self(batch)
+        pair = _pick(output.rule_log_probs.double().numpy(), rng)
+        begin = int(batch.pair_sizes[:pair].sum())
+        own = output.location_log_probs[begin : begin + int(batch.pair_sizes[pair])]
+        site = begin + _pick(own.double().numpy(), rng)
+        return site, float(output.log_probs[site]), float(output.values[0])
+
+
+def _pick(log_probs: np.ndarray, rng: np.random.Generator | None) -> int:
+    """An index drawn with the given log-probabilities (n,), or the likeliest one without a generator."""
+    if rng is None:
+        return int(np.argmax(log_probs))
+    cumulative = np.cumsum(np.exp(log_probs))
+    # the sum is 1 up to rounding; scaled by it the draw stays below the last entry
+    return int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))

@@ -1,0 +1,163 @@
+"""Proximal policy optimisation over graphs of varying size (Schulman et al. 2017; clipped objective, equation 7)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional, utils
+
+from rlflow_tvm.agents.config import PPOConfig
+from rlflow_tvm.agents.observation import CompactObservation, ObservationSizes, collate
+from rlflow_tvm.agents.policy import PolicyOutput, TwoStepPolicy
+from rlflow_tvm.agents.rollout import Episode, Minibatch, RewardScale, RolloutBuffer
+from rlflow_tvm.errors import AgentError
+
+_ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
+
+
+def clipped_loss(
+    log_probs: torch.Tensor, old_log_probs: torch.Tensor, advantages: torch.Tensor, clip_range: float
+) -> torch.Tensor:
+    """-mean(min(r A, clip(r, 1 - eps, 1 + eps) A)) with r = exp(log pi - log pi_old); all (B,), result ()."""
+    ratio = (log_probs - old_log_probs).exp()
+    return -torch.min(ratio * advantages, ratio.clamp(1 - clip_range, 1 + clip_range) * advantages).mean()
+
+
+def approximate_kl(log_probs: torch.Tensor, old_log_probs: torch.Tensor) -> torch.Tensor:
+    """mean((r - 1) - log r), an unbiased estimate of KL(old, new) that is never negative (Schulman 2020)."""
+    log_ratio = log_probs - old_log_probs
+    return (log_ratio.exp() - 1 - log_ratio).mean()
+
+
+class PPO:
+    """The learner: a policy, its optimizer, its random numbers and the scale of its rewards.
+
+    Args:
+        sizes: of the observations, from `ObservationSizes.from_space`.
+        config: settings.
+        seed: of the parameters, the actions and the minibatches. Parameters are drawn from torch's global generator
+            after seeding it: wrap in `torch.random.fork_rng` to keep that from being seen outside.
+    """
+
+    def __init__(self, sizes: ObservationSizes, config: PPOConfig, seed: int) -> None:
+        self.sizes, self.config = sizes, config
+        torch.manual_seed(seed)
+        self.rng = np.random.default_rng(seed)
+        self.policy = TwoStepPolicy(sizes, config.hidden, config.rounds)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.learning_rate, eps=1e-5)
+        self.reward_scale = RewardScale()
+
+    def act(self, observation: CompactObservation) -> tuple[int, float, float]:
+        """A sampled action: (site, log p(rule, location), value)."""
+        return self.policy.choose(observation, self.rng)
+
+    def update(self, episodes: list[Episode]) -> dict[str, float | None]:
+        """Learn from whole episodes; returns the update's numbers, means over its gradient steps.
+
+        Raises:
+            AgentError: a loss or gradient is no longer finite.
+        """
+        config = self.config
+        if config.scale_rewards:
+            for episode in episodes:
+                self.reward_scale.add(np.asarray(episode.rewards), config.gamma)
+        buffer = RolloutBuffer(episodes, config.gamma, config.gae_lambda, self.reward_scale.deviation)
+        steps: list[dict[str, float]] = []
+        for _ in range(config.n_epochs):
+            first_of_epoch = len(steps)
+            steps += [self._gradient_step(part) for part in buffer.minibatches(config.minibatch_size, self.rng)]
+            kl = np.mean([step["approx_kl"] for step in steps[first_of_epoch:]])
+            if config.target_kl is not None and kl > 1.5 * config.target_kl:
+                break
+        numbers: dict[str, float | None] = {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
+        return {
+            **numbers,
+            "gradient_steps": float(len(steps)),
+            "explained_variance": buffer.explained_variance(),
+            "reward_scale": self.reward_scale.deviation,
+        }
+
+    def _gradient_step(self, part: Minibatch) -> dict[str, float]:
+        config = self.config
+        batch = collate(part.observations)
+        output: PolicyOutput = self.policy(batch)
+        chosen = torch.from_numpy(batch.site_offsets[:-1] + part.sites)
+        log_probs = output.log_probs.index_select(0, chosen)
+        old_log_probs = torch.from_numpy(part.log_probs).float()
+        advantages = torch.from_numpy(part.advantages).float()
+        losses = {
+            "policy_loss": clipped_loss(log_probs, old_log_probs, advantages, config.clip_range),
+            "value_loss": functional.mse_loss(output.values, torch.from_numpy(part.returns).float()),
+            "entropy": output.entropy.mean(),
+        }
+        total = losses["policy_loss"] + config.vf_coef * losses["value_loss"] - config.ent_coef * losses["entropy"]
+        self.optimizer.zero_grad()
+        total.backward()
+        norm = utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
+        if not math.isfinite(float(norm)):
+            raise AgentError(
+                f"PPO: the gradient's norm became {float(norm)}; lower learning_rate or look for an infinite reward, "
+                "then resume from the last checkpoint"
+            )
+        self.optimizer.step()
+        with torch.no_grad():
+            outside = ((log_probs - old_log_probs).exp() - 1).abs() > config.clip_range
+            return {
+                **{name: float(loss) for name, loss in losses.items()},
+                "approx_kl": float(approximate_kl(log_probs, old_log_probs)),
+                "clip_fraction": float(outside.float().mean()),
+                "grad_norm": float(norm),
+            }
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Everything that is a tensor: parameters, Adam's moments, torch's random state."""
+        tensors = policy_tensors(self.policy)
+        for name, parameter in self.policy.named_parameters():
+            # before the first gradient step Adam has no state
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"optimizer.{name}.{key}"] = value
+        tensors["random.torch"] = torch.get_rng_state()
+        return tensors
+
+    def numbers(self) -> dict[str, Any]:
+        """Everything else, as JSON takes it."""
+        return {"random": self.rng.bit_generator.state, "reward_scale": self.reward_scale.as_dict()}
+
+    def restore(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
+        """Take over what `tensors` and `numbers` gave; sets torch's global random state.
+
+        Raises:
+            AgentError: a parameter is missing or has another shape.
+        """
+        load_policy_tensors(self.policy, tensors)
+        for name, parameter in self.policy.named_parameters():
+            keys = {key: f"optimizer.{name}.{key}" for key in _ADAM_STATE}
+            # a checkpoint from before the first gradient step has none
+            if all(key in tensors for key in keys.values()):
+                self.optimizer.state[parameter] = {key: tensors[full].clone() for key, full in keys.items()}
+        self.rng.bit_generator.state = numbers["random"]
+        self.reward_scale = RewardScale(**numbers["reward_scale"])
+        torch.set_rng_state(tensors["random.torch"])
+
+
+def policy_tensors(policy: TwoStepPolicy) -> dict[str, torch.Tensor]:
+    """The policy's parameters under the names they have in a checkpoint."""
+    return {f"policy.{name}": value.detach() for name, value in policy.state_dict().items()}
+
+
+def load_policy_tensors(policy: TwoStepPolicy, tensors: Mapping[str, torch.Tensor]) -> None:
+    """The inverse of `policy_tensors`; AgentError where a parameter is missing or has another shape."""
+    state = policy.state_dict()
+    for name, value in state.items():
+        saved = tensors.get(f"policy.{name}")
+        if saved is None or saved.shape != value.shape:
+            found = "missing" if saved is None else f"of shape {tuple(saved.shape)}"
+            raise AgentError(
+                f"checkpoint: parameter {name} is {found}, expected {tuple(value.shape)}; "
+                "it was written by another rlflow_tvm: train anew"
+            )
+    policy.load_state_dict({name: tensors[f"policy.{name}"] for name in state})

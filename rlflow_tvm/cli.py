@@ -1,0 +1,133 @@
+"""What the commands share: reading arguments, progress, JSON files, and errors as one line with an exit code."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from rlflow_tvm.errors import RlflowError, UsageError
+
+if TYPE_CHECKING:
+    import tvm
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+console = Console(stderr=True)
+"""For progress and messages; results go to standard output."""
+
+ZOO_PREFIX = "zoo:"
+
+
+def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
+    """Print a `RlflowError` as one line and exit with its code; Ctrl-C exits with 130."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        logging.basicConfig(
+            level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
+        )
+        try:
+            return command(*args, **kwargs)
+        except RlflowError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+    return wrapped
+
+
+def parse_target(text: str) -> tvm.target.Target:
+    """`llvm` (this machine) or a JSON object such as `{"kind": "llvm", "mcpu": "znver4", "num-cores": 8}`."""
+    from rlflow_tvm.kernels import as_target
+
+    if not text.lstrip().startswith("{"):
+        return as_target(text)
+    try:
+        return as_target(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise UsageError(f"--target {text}: not valid JSON ({error})") from None
+
+
+def parse_shapes(texts: list[str]) -> dict[str, tuple[int, ...]]:
+    """`NAME=1,3,224,224` once or more."""
+    shapes = {}
+    for text in texts:
+        name, equals, extents = text.rpartition("=")
+        try:
+            shapes[name] = tuple(int(extent) for extent in extents.split(",")) if extents else ()
+        except ValueError:
+            equals = ""
+        if not equals or not name:
+            raise UsageError(f"--shape {text}: NAME=EXTENT,EXTENT,... is expected, as --shape input=1,3,224,224")
+    return shapes
+
+
+def model_path(model: str) -> Path:
+    """The file that MODEL means: a path, or `zoo:NAME` for a bundled or locally built evaluation model."""
+    from rlflow_tvm.frontend import zoo
+
+    return zoo.path(model.removeprefix(ZOO_PREFIX)) if model.startswith(ZOO_PREFIX) else Path(model)
+
+
+def check_writable(path: Path | None) -> None:
+    """UsageError now rather than an error after long work, if `path`'s folder does not exist or cannot be written."""
+    if path is None:
+        return
+    folder = path.resolve().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UsageError(f"{path}: the folder {folder} does not exist or cannot be written; make it first")
+
+
+def write_json(path: Path | None, data: Any) -> None:
+    """Write `data` to `path` atomically; nothing without a path."""
+    if path is None:
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n")
+    temporary.replace(path)
+
+
+def milliseconds(secs: float) -> str:
+    return f"{secs * 1e3:.3f} ms"
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[..., None]]:
+    """A bar on standard error; call the result with (done, total[, text])."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[text]}"),
+    )
+    with Progress(*columns, console=console, transient=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=None, text="")
+
+        def update(done: int, total: int, text: str = "") -> None:
+            progress.update(task, completed=done, total=total, text=text)
+
+        yield update
+
+
+def run(command: Callable[..., None]) -> None:
+    """Run a module's command; a bug shows Python's own traceback, short enough to report."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(command)
+    app()

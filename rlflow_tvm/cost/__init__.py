@@ -1,0 +1,31 @@
+"""What a graph costs: kernels measured in a worker process, kept in a database, summed over the graph."""
+
+from __future__ import annotations
+
+from rlflow_tvm.cost.database import KernelDatabase, default_path
+from rlflow_tvm.cost.end_to_end import Candidate, EndToEnd, export_library, measure_interleaved, measure_module
+from rlflow_tvm.cost.graph_cost import CostModel, GraphCost, graph_cost
+from rlflow_tvm.cost.machine import target_key
+from rlflow_tvm.cost.measurement import Measurement
+from rlflow_tvm.cost.memory import peak_bytes
+from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
+from rlflow_tvm.cost.timer import KernelTimer
+
+__all__ = [
+    "Candidate",
+    "CostModel",
+    "EndToEnd",
+    "GraphCost",
+    "KernelDatabase",
+    "KernelTimer",
+    "Measurement",
+    "default_path",
+    "export_library",
+    "graph_cost",
+    "kernel_bytes",
+    "kernel_flops",
+    "measure_interleaved",
+    "measure_module",
+    "peak_bytes",
+    "target_key",
+]

@@ -1,0 +1,146 @@
+"""The kernel database: what was measured, kept for the next run.
+
+SQLite in WAL mode: several processes read and write at once, and a row that `put` has returned from survives
+`kill -9` of any of them (write-ahead log; synchronous=NORMAL, so only a power cut can take the last rows back).
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlflow_tvm.cost.measurement import Measurement
+from rlflow_tvm.errors import CostError
+
+SCHEMA_VERSION = 1
+_BUSY_SECS = 60.0
+_CREATE = """
+CREATE TABLE measurement (
+    kernel      TEXT NOT NULL,   -- structural hash of the kernel, or a reserved name
+    target      TEXT NOT NULL,   -- target_key()
+    version     TEXT NOT NULL,   -- of the pipeline that schedules the kernel
+    run_secs    REAL,
+    error       TEXT,
+    error_kind  TEXT,
+    repeats     INTEGER NOT NULL,
+    spread      REAL,
+    measured_at REAL NOT NULL,   -- seconds since 1970
+    tvm_version TEXT NOT NULL,
+    PRIMARY KEY (kernel, target, version),
+    CHECK ((run_secs IS NULL) <> (error IS NULL))
+) WITHOUT ROWID
+"""
+
+
+def default_path() -> Path:
+    """`$RLFLOW_TVM_HOME/kernels.sqlite`, by default `~/.cache/rlflow_tvm/kernels.sqlite`."""
+    home = os.environ.get("RLFLOW_TVM_HOME")
+    return (Path(home) if home else Path.home() / ".cache" / "rlflow_tvm") / "kernels.sqlite"
+
+
+class KernelDatabase:
+    """Measurements by (kernel key, target key, pipeline version) in the file `path`; ":memory:" lives in memory only.
+
+    Folders on the way are made. CostError, naming file and remedy, when the file is no database, is damaged, has
+    another schema version or cannot be written; a file is never deleted or overwritten.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = str(path)
+        if self.path != ":memory:":
+            try:
+                Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise self._unusable(error) from error
+        with self._guarded():
+            # isolation_level=None: each statement is its own transaction, so a returned put is a committed one.
+            self._connection = sqlite3.connect(self.path, timeout=_BUSY_SECS, isolation_level=None)
+        try:
+            with self._guarded():
+                self._open()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def get(self, key: str, target_key: str, version: str) -> Measurement | None:
+        """The measurement stored under these three, or None."""
+        with self._guarded():
+            row = self._connection.execute(
+                "SELECT run_secs, error, error_kind, repeats, spread FROM measurement"
+                " WHERE kernel = ? AND target = ? AND version = ?",
+                (key, target_key, version),
+            ).fetchone()
+        return None if row is None else Measurement(*row)
+
+    def put(self, key: str, target_key: str, version: str, measurement: Measurement, tvm_version: str = "") -> None:
+        """Store `measurement`, replacing an older one; it is on file when this returns."""
+        with self._guarded():
+            self._connection.execute(
+                "INSERT OR REPLACE INTO measurement VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    key,
+                    target_key,
+                    version,
+                    measurement.run_secs,
+                    measurement.error,
+                    measurement.error_kind,
+                    measurement.repeats,
+                    measurement.spread,
+                    time.time(),
+                    tvm_version,
+                ),
+            )
+
+    def __len__(self) -> int:
+        with self._guarded():
+            return self._connection.execute("SELECT count(*) FROM measurement").fetchone()[0]
+
+    def close(self) -> None:
+        """Close the file; further use is a CostError."""
+        self._connection.close()
+
+    def __enter__(self) -> KernelDatabase:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        execute = self._connection.execute
+        if self.path != ":memory:":
+            execute("PRAGMA journal_mode = WAL")
+            execute("PRAGMA synchronous = NORMAL")
+        if self._schema_version() == 0:
+            # Two processes may come here at once: the second waits for the lock and then finds the table made.
+            execute("BEGIN IMMEDIATE")
+            tables = execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            if self._schema_version() == 0 and tables == 0:
+                execute(_CREATE)
+                execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            execute("COMMIT")
+        found = self._schema_version()
+        if found != SCHEMA_VERSION:
+            raise CostError(
+                f"kernel database {self.path} has schema version {found}, this program reads {SCHEMA_VERSION}: "
+                "move the file away (it is measured again) or set RLFLOW_TVM_HOME to another folder"
+            )
+
+    def _schema_version(self) -> int:
+        return self._connection.execute("PRAGMA user_version").fetchone()[0]
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> CostError:
+        return CostError(
+            f"kernel database {self.path} cannot be used ({error}): move the file away (it is measured again), "
+            "free or unlock its disk, or set RLFLOW_TVM_HOME to another folder"
+        )

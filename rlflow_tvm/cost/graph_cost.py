@@ -1,0 +1,154 @@
+"""What a graph costs: the sum of its kernels' times and of what launching them takes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from rlflow_tvm.cost.database import KernelDatabase, default_path
+from rlflow_tvm.cost.measurement import Measurement
+from rlflow_tvm.cost.memory import peak_bytes
+from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
+from rlflow_tvm.cost.timer import KernelTimer
+from rlflow_tvm.kernels import Kernel, Lowering, kernel_key
+
+_CALL_TIR = tvm.ir.Op.get("relax.call_tir")
+
+
+@dataclass(frozen=True)
+class GraphCost:
+    """The cost of one run of a graph, lower is better.
+
+    `run_secs`: seconds, `launch_secs` included; infinite when a kernel could not be measured (`failed` names those).
+    `launch_secs`: what launching takes beside the kernels' own times. `kernels`: number of launches.
+    `flops`: floating-point operations. `bytes_moved`: the kernels' inputs and outputs, each element once.
+    `peak_bytes`: most bytes of inputs, outputs and intermediates alive at once (weights not counted).
+    Work on weights alone is done once at compile time and is in none of these.
+    """
+
+    run_secs: float
+    launch_secs: float
+    kernels: int
+    flops: int
+    bytes_moved: int
+    peak_bytes: int
+    failed: tuple[str, ...] = ()
+
+
+class CostModel:
+    """Costs of graphs for one target; for a search, which asks for many graphs that share most of their kernels.
+
+    `cost` remembers graphs by structural hash and kernels by key; `database` keeps kernels for the next process.
+    Modules are best given in the working form (`rlflow_tvm.ir.detach`): hashing the bound form reads all weights.
+    A context manager; `close` ends the measuring worker (the database stays open). Give `timer` to share one: it is
+    then not closed here.
+    """
+
+    def __init__(
+        self, target: tvm.target.Target, database: KernelDatabase | None = None, *, timer: KernelTimer | None = None
+    ) -> None:
+        self.target = target
+        self.timer = timer if timer is not None else KernelTimer(target, database)
+        self._owns_timer = timer is None
+        self.asked = 0
+        """Calls of `cost`."""
+        self.misses = 0
+        """Calls of `cost` with a graph not seen before."""
+        self._measured_before = self.timer.measured
+        self._lowering = Lowering(target)
+        self._graphs: dict[int, GraphCost] = {}
+        self._counts: dict[str, tuple[int, int]] = {}
+
+    @property
+    def measured(self) -> int:
+        """Kernels that had to be measured since this object was made."""
+        return self.timer.measured - self._measured_before
+
+    def cost(self, mod: tvm.IRModule, on_progress: Callable[[int, int], None] | None = None) -> GraphCost:
+        """The cost of `mod`; `on_progress(done, total)` follows the kernels that have to be measured.
+
+        KernelError for an operator that cannot be lowered, CostError when nothing can be measured at all; a kernel
+        that fails is no error but makes `run_secs` infinite.
+        """
+        self.asked += 1
+        key = tvm_ffi.structural_hash(mod)
+        if key not in self._graphs:
+            self.misses += 1
+            self._graphs[key] = self._cost(mod, on_progress)
+        return self._graphs[key]
+
+    def close(self) -> None:
+        """End the measuring worker."""
+        if self._owns_timer:
+            self.timer.close()
+
+    def __enter__(self) -> CostModel:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _cost(self, mod: tvm.IRModule, on_progress: Callable[[int, int], None] | None) -> GraphCost:
+        lowered = self._lowering.lower(mod, weight_work=False).mod
+        kernels = _kernels_of(lowered)
+        measurements = self.timer.measure(kernels, on_progress)
+        launches = sum(kernel.count for kernel in kernels)
+        launch_secs = launches * self.timer.launch_secs() if launches else 0.0
+        failed = tuple(_failure(k, m) for k, m in zip(kernels, measurements, strict=True) if not m.ok)
+        counts = [self._count(kernel) for kernel in kernels]
+        return GraphCost(
+            run_secs=math.inf if failed else launch_secs + _total(kernels, measurements),
+            launch_secs=launch_secs,
+            kernels=launches,
+            flops=sum(k.count * flops for k, (flops, _) in zip(kernels, counts, strict=True)),
+            bytes_moved=sum(k.count * moved for k, (_, moved) in zip(kernels, counts, strict=True)),
+            peak_bytes=peak_bytes(lowered),
+            failed=failed,
+        )
+
+    def _count(self, kernel: Kernel) -> tuple[int, int]:
+        if kernel.key not in self._counts:
+            self._counts[kernel.key] = kernel_flops(kernel.func), kernel_bytes(kernel.func)
+        return self._counts[kernel.key]
+
+
+def graph_cost(mod: tvm.IRModule, target: tvm.target.Target, timer: KernelTimer | None = None) -> GraphCost:
+    """The cost of `mod` (bound or working form) on `target`; without `timer` with the default database.
+
+    For many graphs hold a `CostModel`. Errors as in `CostModel.cost`, CostError for an unusable database.
+    """
+    if timer is not None:
+        return CostModel(target, timer=timer).cost(mod)
+    with KernelDatabase(default_path()) as database, CostModel(target, database) as model:
+        return model.cost(mod)
+
+
+def _kernels_of(lowered: tvm.IRModule) -> list[Kernel]:
+    """What `Lowering.kernels` gives, of a module that is lowered already: lowering is most of the work of a cost."""
+    calls = Counter(
+        binding.value.args[0]
+        for block in lowered["main"].body.blocks
+        for binding in block.bindings
+        if isinstance(binding.value, relax.Call) and binding.value.op == _CALL_TIR
+    )
+    kernels: dict[str, Kernel] = {}
+    for called, count in calls.items():
+        func = lowered[called]
+        key = kernel_key(func)
+        before = kernels[key].count if key in kernels else 0
+        kernels[key] = Kernel(func, key, called.name_hint, before + count)
+    return list(kernels.values())
+
+
+def _total(kernels: list[Kernel], measurements: list[Measurement]) -> float:
+    return sum(k.count * m.run_secs for k, m in zip(kernels, measurements, strict=True) if m.run_secs is not None)
+
+
+def _failure(kernel: Kernel, measurement: Measurement) -> str:
+    return f"{kernel.name} ({kernel.key}): {measurement.error_kind}: {measurement.error}"

@@ -1,0 +1,48 @@
+"""What launching a kernel costs in the Relax VM, whatever it computes: the slope of a chain's time over its length."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm import relax, te
+
+_SHORT = 16
+_LONG = 272
+_CALLS = 10
+_REPEATS = 15
+
+
+def measure_launch(target: tvm.target.Target) -> list[float]:
+    """Seconds of one launch, one sample per repetition.
+
+    Chains of `_SHORT` and `_LONG` kernels of 16 additions each run in the VM in turn; the difference of their times
+    over that of their lengths is a launch with the allocation of its output, free of the VM's fixed cost.
+    """
+    chains = {length: _chain(length, target) for length in (_SHORT, _LONG)}
+    start = tvm.runtime.tensor(np.zeros(16, "float32"))
+    samples = []
+    for _ in range(_REPEATS):
+        secs = {
+            length: vm.time_evaluator("main", tvm.cpu(), number=_CALLS, repeat=1)(start).mean
+            for length, vm in chains.items()
+        }
+        samples.append((secs[_LONG] - secs[_SHORT]) / (_LONG - _SHORT))
+    return samples
+
+
+def _chain(length: int, target: tvm.target.Target) -> relax.VirtualMachine:
+    builder = relax.BlockBuilder()
+    value = relax.Var("x", relax.TensorType((16,), "float32"))
+    params = [value]
+    with builder.function("main", params):
+        with builder.dataflow():
+            for _ in range(length):
+                value = builder.emit_te(_increment, value, primfunc_name_hint="increment")
+            out = builder.emit_output(value)
+        builder.emit_func_output(out)
+    executable = tvm.compile(builder.get(), target, relax_pipeline=relax.get_pipeline("default_build"))
+    return relax.VirtualMachine(executable, tvm.cpu())
+
+
+def _increment(x: te.Tensor) -> te.Tensor:
+    return te.compute(x.shape, lambda i: x[i] + tvm.tirx.const(1, "float32"), name="increment")

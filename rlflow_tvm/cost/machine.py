@@ -1,0 +1,59 @@
+"""What times depend on beside the kernel: the target and the processor this runs on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+from tvm.target import Target
+
+_CPUINFO = Path("/proc/cpuinfo")
+# Intel and AMD say "model name"; ARM kernels give numbers only, which name the core all the same.
+_CPUINFO_FIELDS = ("model name", "CPU implementer", "CPU part", "cpu model", "uarch")
+
+
+def target_key(target: Target) -> str:
+    """A stable string of kind, mcpu, mattr and cores of `target` and of the processor this runs on.
+
+    The host's name is in it because two machines may compile for the same `mcpu` and yet run at other speeds.
+    """
+    attrs = target.attrs
+    # A feature list means the same in any order, so it is sorted.
+    mattr = ",".join(sorted(str(feature) for feature in attrs.get("mattr") or ()))
+    fields = {
+        "kind": target.kind.name,
+        "mcpu": str(attrs.get("mcpu", "")),
+        "mattr": mattr,
+        "mtriple": str(attrs.get("mtriple", "")),
+        "num-cores": str(attrs.get("num-cores", "")),
+        "host": cpu_model(),
+    }
+    return ";".join(f"{name}={value}" for name, value in fields.items() if value)
+
+
+def cpu_model() -> str:
+    """The model name of the processor this runs on; without /proc/cpuinfo what `platform` knows of it."""
+    if _CPUINFO.exists():
+        seen: dict[str, str] = {}
+        for line in _CPUINFO.read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            seen.setdefault(name.strip(), value.strip())
+        parts = [seen[field] for field in _CPUINFO_FIELDS if seen.get(field)]
+        if parts:
+            # "Intel(R) Xeon(R) Processor" is the name of several generations in virtual machines: add the numbers.
+            numbers = [seen[field] for field in ("cpu family", "model", "stepping") if seen.get(field)]
+            return re.sub(r"\s+", " ", " ".join([*parts, *([".".join(numbers)] if numbers else [])]))
+    return platform.processor() or platform.machine()
+
+
+def cores(target: Target) -> int:
+    """Threads a kernel or model may use: the target's `num-cores`, else the processors usable here."""
+    wanted = target.attrs.get("num-cores")
+    return int(wanted) if wanted else usable_cores()
+
+
+def usable_cores() -> int:
+    """Processors that this process may use; honours taskset and a container's limits where the system tells them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

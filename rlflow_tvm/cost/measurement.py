@@ -1,0 +1,41 @@
+"""What measuring one kernel gives: seconds, or the reason why there are none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+ErrorKind = Literal["build", "crash", "timeout", "run"]
+ERROR_KINDS: tuple[str, ...] = get_args(ErrorKind)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Seconds of one run of a kernel (median, cold caches), or an error; exactly one of the two.
+
+    `error_kind` tells the errors apart: "build" (could not be scheduled or compiled), "crash" (the worker process
+    died of it), "timeout" (build and runs together took longer than the limit), "run" (raised while running).
+    `repeats` is the number of timed runs, `spread` their interquartile range divided by the median.
+    ValueError when the fields contradict one another.
+    """
+
+    run_secs: float | None = None
+    error: str | None = None
+    error_kind: ErrorKind | None = None
+    repeats: int = 0
+    spread: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.run_secs is None) == (self.error is None):
+            raise ValueError(f"a measurement is seconds or an error, got run_secs={self.run_secs} error={self.error!r}")
+        if (self.error is None) != (self.error_kind is None):
+            raise ValueError(f"error {self.error!r} and error_kind {self.error_kind!r} come together or not at all")
+        if self.error_kind is not None and self.error_kind not in ERROR_KINDS:
+            raise ValueError(f"error_kind {self.error_kind!r} is none of {', '.join(ERROR_KINDS)}")
+        if self.run_secs is not None and not self.run_secs > 0:
+            raise ValueError(f"run_secs must be above zero, got {self.run_secs}")
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are seconds."""
+        return self.error is None

@@ -1,0 +1,119 @@
+"""One candidate's side of an end-to-end comparison: a model loaded and called in bursts, in a process of its own.
+
+Requests are JSON objects with an "op":
+- "load": `kind` ("tvm": shared library, "onnx": for ONNX Runtime), `path`, `inputs` (npz),
+  `outputs` (npz to write), `threads`. Calls the model once; answers {} or {"error"}.
+- "burst": `calls`. Answers {"samples": seconds of each call}, the first call of the burst left out, or {"error"}.
+
+Thread pools spin for a while after their work is done, for speed; here they would take the next candidate's
+cores. They may spin within their own burst, as they do in use, and the answer is held back until they sleep
+(after about 25 ms for ONNX Runtime 1.31, 50 ms for TVM 0.27, two threads each).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_QUIET_STEP_SECS = 0.02
+_QUIET_SHARE = 0.05  # of one core: below it the pool sleeps
+_QUIET_LIMIT_SECS = 5.0
+
+Call = Callable[[], Any]
+Fetch = Callable[[Any], list[np.ndarray]]
+
+
+def serve(connection: Connection) -> None:
+    """Answer requests until the parent closes the connection."""
+    connection.send_bytes(b"{}")
+    model: tuple[Call, Fetch] | None = None
+    while True:
+        try:
+            request = json.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        answer: dict[str, Any] = {}
+        try:
+            if request["op"] == "load":
+                inputs = read_arrays(Path(request["inputs"]))
+                load = {"tvm": _load_tvm, "onnx": _load_onnx}[request["kind"]]
+                model = load(request["path"], inputs, request["threads"])
+                call, fetch = model
+                write_arrays(Path(request["outputs"]), fetch(call()))
+            else:
+                assert model is not None, "the first request must be load"
+                answer["samples"] = _burst(model[0], request["calls"])
+            _settle()
+        except Exception as error:  # noqa: BLE001  process boundary: the parent turns it into its own error
+            lines = str(error).strip().splitlines()
+            answer = {"error": f"{type(error).__name__}: {lines[-1] if lines else ''}"[:500]}
+        connection.send_bytes(json.dumps(answer).encode())
+
+
+def write_arrays(path: Path, arrays: list[np.ndarray]) -> None:
+    """Arrays in their order, as one npz file"""
+    np.savez(path, *arrays)  # names them arr_0, arr_1, ...
+
+
+def read_arrays(path: Path) -> list[np.ndarray]:
+    """What `write_arrays` wrote."""
+    with np.load(path) as stored:
+        return [stored[f"arr_{i}"] for i in range(len(stored.files))]
+
+
+def _burst(call: Call, calls: int) -> list[float]:
+    call()
+    samples = []
+    for _ in range(calls):
+        started = time.perf_counter()
+        call()
+        samples.append(time.perf_counter() - started)
+    return samples
+
+
+def _settle() -> None:
+    """Wait until this process, all of its threads, uses no processor time."""
+    deadline = time.perf_counter() + _QUIET_LIMIT_SECS
+    while time.perf_counter() < deadline:
+        wall, used = time.perf_counter(), time.process_time()
+        time.sleep(_QUIET_STEP_SECS)
+        if time.process_time() - used < _QUIET_SHARE * (time.perf_counter() - wall):
+            return
+    raise RuntimeError(f"its threads were still busy {_QUIET_LIMIT_SECS:g} s after the last call")
+
+
+def _load_tvm(path: str, inputs: list[np.ndarray], threads: int) -> tuple[Call, Fetch]:
+    del threads  # TVM_NUM_THREADS has told TVM
+    import tvm
+    from tvm import relax
+
+    main = relax.VirtualMachine(tvm.runtime.load_module(path), tvm.cpu())["main"]
+    arguments = [tvm.runtime.tensor(array, tvm.cpu()) for array in inputs]
+
+    def fetch(result: Any) -> list[np.ndarray]:
+        if isinstance(result, tvm.runtime.Tensor):
+            return [result.numpy()]
+        return [array for field in result for array in fetch(field)]
+
+    return (lambda: main(*arguments)), fetch
+
+
+def _load_onnx(path: str, inputs: list[np.ndarray], threads: int) -> tuple[Call, Fetch]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = [argument.name for argument in session.get_inputs()]
+    if len(names) != len(inputs):
+        raise ValueError(f"the model has {len(names)} inputs ({', '.join(names)}), {len(inputs)} arrays were given")
+    feed = dict(zip(names, inputs, strict=True))
+    return (lambda: session.run(None, feed)), list

@@ -1,0 +1,155 @@
+"""Seconds for kernels: from memory, from the database, else measured in a worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import tvm
+from tvm import tirx
+
+from rlflow_tvm.cost.database import KernelDatabase
+from rlflow_tvm.cost.machine import cores, target_key
+from rlflow_tvm.cost.measurement import Measurement
+from rlflow_tvm.cost.worker_process import WorkerCrashError, WorkerProcess, WorkerTimeoutError
+from rlflow_tvm.errors import CostError
+
+DEFAULT_SCHEDULE = "rlflow_tvm.kernels:schedule_kernel"
+LAUNCH_KEY = "launch-overhead"  # reserved: no structural hash looks like this
+_LAUNCH_VERSION = "1"
+_WORKER = "rlflow_tvm.cost.worker"
+_START_LIMIT_SECS = 120.0
+_LAUNCH_LIMIT_SECS = 60.0
+
+
+class MeasurableKernel(Protocol):
+    """What the timer needs of a kernel (`rlflow_tvm.kernels.Kernel` has it)."""
+
+    @property
+    def func(self) -> tirx.PrimFunc: ...
+    @property
+    def key(self) -> str: ...
+
+
+class KernelTimer:
+    """Measures kernels one after the other in a worker process that has the machine's cores to itself.
+
+    The worker schedules the kernel with `schedule` ("module:function" of (PrimFunc, Target)), builds it, and times it
+    with cold caches. What is known already, from memory or `database`, is not measured again; a kernel that
+    failed is not tried again either. `version` names what the times depend on beside kernel and target: by default
+    the kernel pipeline's version, for another `schedule` that function's name.
+    `timeout_secs` bounds building and running of one kernel together. A context manager; `close` ends the worker.
+    Not for use from several threads.
+    """
+
+    def __init__(
+        self,
+        target: tvm.target.Target,
+        database: KernelDatabase | None = None,
+        timeout_secs: float = 30.0,
+        *,
+        schedule: str = DEFAULT_SCHEDULE,
+        version: str | None = None,
+    ) -> None:
+        self.target = target
+        self.target_key = target_key(target)
+        self.database = database
+        self.timeout_secs = timeout_secs
+        self.schedule = schedule
+        self.version = version if version is not None else _version_of(schedule)
+        self.measured = 0
+        """Kernels measured in the worker so far (the rest came from memory or the database)."""
+        self._known: dict[str, Measurement] = {}
+        self._launch: Measurement | None = None
+        self._worker = WorkerProcess(_WORKER, cores(target))
+
+    def measure(
+        self, kernels: Sequence[MeasurableKernel], on_progress: Callable[[int, int], None] | None = None
+    ) -> list[Measurement]:
+        """A measurement for each of `kernels`, in their order; errors are among them as values.
+
+        `on_progress(done, total)` is called after each kernel that had to be measured, `total` being their number.
+        CostError when the worker cannot be started.
+        """
+        todo = {kernel.key: kernel for kernel in kernels if self.lookup(kernel.key) is None}
+        for done, kernel in enumerate(todo.values(), start=1):
+            measurement = self._measure(kernel.func)
+            self.measured += 1
+            self._known[kernel.key] = measurement
+            self._store(kernel.key, self.version, measurement)
+            if on_progress is not None:
+                on_progress(done, len(todo))
+        return [self._known[kernel.key] for kernel in kernels]
+
+    def lookup(self, key: str) -> Measurement | None:
+        """What is known of the kernel with this key, without measuring."""
+        if key not in self._known and self.database is not None:
+            stored = self.database.get(key, self.target_key, self.version)
+            if stored is not None:
+                self._known[key] = stored
+        return self._known.get(key)
+
+    def launch_secs(self) -> float:
+        """Seconds that launching one kernel costs in the Relax VM beside its own run time; measured once per target.
+
+        CostError when it cannot be measured.
+        """
+        if self._launch is None and self.database is not None:
+            self._launch = self.database.get(LAUNCH_KEY, self.target_key, _LAUNCH_VERSION)
+        if self._launch is None:
+            measurement = self._ask({"op": "launch"}, _LAUNCH_LIMIT_SECS)
+            if measurement.error is None:
+                self._store(LAUNCH_KEY, _LAUNCH_VERSION, measurement)
+            self._launch = measurement
+        if self._launch.run_secs is None:
+            raise CostError(
+                f"the launch overhead could not be measured for {self.target_key} ({self._launch.error}): "
+                "check that the target is this machine's"
+            )
+        return self._launch.run_secs
+
+    def close(self) -> None:
+        """End the worker; the database stays open, it belongs to the caller. The timer may be used again."""
+        self._worker.kill()
+
+    def __enter__(self) -> KernelTimer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _measure(self, func: tirx.PrimFunc) -> Measurement:
+        return self._ask({"op": "measure", "func": tvm.ir.save_json(func)}, self.timeout_secs)
+
+    def _ask(self, request: dict, limit_secs: float) -> Measurement:
+        if not self._worker.running:
+            self._start()
+        try:
+            answer = self._worker.call({**request, "limit_secs": limit_secs}, limit_secs)
+        except WorkerTimeoutError as error:
+            return Measurement(error=str(error), error_kind="timeout")
+        except WorkerCrashError as error:
+            return Measurement(error=str(error), error_kind="crash")
+        return Measurement(**answer)
+
+    def _start(self) -> None:
+        request = {"op": "start", "target": tvm.ir.save_json(self.target), "schedule": self.schedule}
+        try:
+            self._worker.call(request, _START_LIMIT_SECS)
+        except (WorkerCrashError, WorkerTimeoutError) as error:
+            raise CostError(
+                f"the measuring worker cannot use schedule {self.schedule!r} and target {self.target} ({error}): "
+                'give the schedule as "module:function", importable in a new process'
+            ) from error
+
+    def _store(self, key: str, version: str, measurement: Measurement) -> None:
+        if self.database is not None:
+            self.database.put(key, self.target_key, version, measurement, tvm.__version__)
+
+
+def _version_of(schedule: str) -> str:
+    if schedule != DEFAULT_SCHEDULE:
+        return schedule
+    from rlflow_tvm.kernels import PIPELINE_VERSION  # here, as it is not needed with a schedule of one's own
+
+    return PIPELINE_VERSION

@@ -1,0 +1,143 @@
+"""The measuring worker's side: builds and times one kernel at a time. Runs in its own process (see `worker_process`).
+
+Requests are JSON objects with an "op":
+- "start": `target` (TVM JSON), `schedule` ("module:function"): once, first
+- "measure": `func` (TVM JSON of an unscheduled PrimFunc), `limit_secs`
+- "launch": seconds of one kernel launch in the Relax VM, `limit_secs`
+Answers: {"run_secs", "repeats", "spread"} or {"error", "error_kind"}.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+import time
+from collections.abc import Callable
+from importlib import import_module
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import tirx
+
+from rlflow_tvm.cost.launch import measure_launch
+from rlflow_tvm.cost.metrics import kernel_buffers
+
+_ENTRY = "kernel"
+_FLUSH = "cache_flush_cpu_non_first_arg"
+# Runs are repeated until they have taken this long, flushing included, within these bounds. The median of five cold
+# runs of a small kernel varies by a few per cent, that of fifty hardly; slow kernels vary less.
+_BUDGET_SECS = 0.1
+_MIN_REPEATS = 5
+_MAX_REPEATS = 50
+_SLOW_SECS = 0.4
+_SLOW_REPEATS = 2
+_VERY_SLOW_SECS = 2.0
+_NOISE = 1 << 20
+
+
+def serve(connection: Connection) -> None:
+    """Answer requests until the parent closes the connection."""
+    connection.send_bytes(b"{}")
+    worker: _Worker | None = None
+    while True:
+        try:
+            request = json.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        if request["op"] == "start":
+            worker = _Worker(request["target"], request["schedule"])
+            answer: dict[str, Any] = {}
+        else:
+            assert worker is not None, "the first request must be start"
+            answer = worker.answer(request)
+        connection.send_bytes(json.dumps(answer).encode())
+
+
+class _Worker:
+    def __init__(self, target: str, schedule: str) -> None:
+        self.target = tvm.ir.load_json(target)
+        module, _, name = schedule.partition(":")
+        self.schedule: Callable[[tirx.PrimFunc, tvm.target.Target], tirx.PrimFunc] = getattr(
+            import_module(module), name
+        )
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Seconds, or the error."""
+        # The parent's time limit does not hold if the parent itself is killed while a kernel hangs: then SIGALRM,
+        # whose default action ends the process, sees to it. A parent that was merely stopped takes
+        # that for a timeout.
+        signal.setitimer(signal.ITIMER_REAL, 1.5 * request["limit_secs"] + 2.0)
+        kind = "build"
+        try:
+            if request["op"] == "launch":
+                return _summary(measure_launch(self.target))
+            func = tvm.ir.load_json(request["func"])
+            scheduled = self.schedule(func, self.target).with_attr("global_symbol", _ENTRY)
+            built = tvm.compile(tvm.IRModule({_ENTRY: scheduled}), target=self.target).jit()
+            kind = "run"
+            return _summary(_time(built, _arguments(func)))
+        except Exception as error:  # noqa: BLE001  process boundary: whatever a kernel does wrong becomes a value
+            return {"error": _one_line(error), "error_kind": kind}
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            gc.collect()  # cycles (tracebacks) may hold the arguments, hundreds of megabytes of them
+
+
+def _time(module: tvm.runtime.Module, arguments: list[tvm.runtime.Tensor]) -> list[float]:
+    """Seconds of each timed run: one call a run, caches flushed before each but for the first argument.
+
+    The first argument stays, as it does in a network, where the kernel before has just written it. Each evaluator
+    makes one run before it starts to time (lazy loading, waking the thread pool).
+    """
+
+    def evaluator(repeats: int) -> Callable[..., Any]:
+        return module.time_evaluator(_ENTRY, tvm.cpu(), number=1, repeat=repeats, f_preproc=_FLUSH)
+
+    once = evaluator(1)  # LLVM generates the code here
+    started = time.perf_counter()
+    samples = list(once(*arguments).results)
+    wall = (time.perf_counter() - started) / 2
+    if wall > _VERY_SLOW_SECS:
+        return samples
+    if wall > _SLOW_SECS:
+        return samples + list(evaluator(_SLOW_REPEATS)(*arguments).results)
+    repeats = min(max(int(_BUDGET_SECS / wall), _MIN_REPEATS), _MAX_REPEATS)
+    return list(evaluator(repeats)(*arguments).results)
+
+
+def _summary(samples: list[float]) -> dict[str, Any]:
+    low, median, high = np.percentile(samples, [25, 50, 75])
+    if median <= 0:
+        raise ValueError(f"the clock gave {median} s for a run")
+    return {"run_secs": float(median), "repeats": len(samples), "spread": float((high - low) / median)}
+
+
+def _arguments(func: tirx.PrimFunc) -> list[tvm.runtime.Tensor]:
+    """Inputs and outputs for `func`: floats random normal; integers and booleans zero: a gather stays inside."""
+    rng = np.random.default_rng(0)
+    # Hundreds of megabytes of fresh random numbers take seconds: a block of them, repeated, does as well.
+    noise = rng.standard_normal(_NOISE).astype("float32")
+    arguments = []
+    for shape, name in kernel_buffers(func):
+        dtype = np.dtype(_numpy_name(name))
+        values = np.resize(noise, shape).astype(dtype, copy=False) if _is_float(name) else np.zeros(shape, dtype)
+        arguments.append(tvm.runtime.tensor(values, tvm.cpu()))
+    return arguments
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat"))
+
+
+def _numpy_name(dtype: str) -> str:
+    if dtype.startswith(("bfloat", "float8")):
+        import ml_dtypes  # noqa: F401  registers these names with numpy; comes with onnx
+    return dtype
+
+
+def _one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:500]

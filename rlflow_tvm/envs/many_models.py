@@ -1,0 +1,43 @@
+"""Several models in one training: each episode is on one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from rlflow_tvm.envs.rewriting import GraphRewriteEnv
+from rlflow_tvm.errors import EnvError
+
+
+class ManyModelsEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
+    """Chooses one environment at each reset, uniformly by the reset's seed, so that a resumed training meets the same.
+
+    `model` is the name of the one in use, `current` the environment itself. All must have the same rules.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own convention
+
+    def __init__(self, envs: Mapping[str, GraphRewriteEnv]) -> None:
+        if not envs or len({env.rule_names for env in envs.values()}) != 1:
+            raise EnvError("several models in one training need one rule set: give at least one, all for one target")
+        self._envs = dict(envs)
+        self.model = next(iter(self._envs))
+        self.observation_space = self.current.observation_space
+        self.action_space = self.current.action_space
+
+    @property
+    def current(self) -> GraphRewriteEnv:
+        return self._envs[self.model]
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self.model = list(self._envs)[int(self.np_random.integers(len(self._envs)))]
+        return self.current.reset(seed=seed, options=options)
+
+    def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        return self.current.step(action)

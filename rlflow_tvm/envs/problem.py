@@ -1,0 +1,62 @@
+"""The search problem that environments and plain searches share: states, their costs, and moves that are refused."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import tvm
+
+from rlflow_tvm.cost import CostModel, GraphCost
+from rlflow_tvm.errors import EnvError, RewriteError
+from rlflow_tvm.kernels import vector_lanes
+from rlflow_tvm.passes import GraphState, RewriteAction, RuleSet, default_rules
+
+log = logging.getLogger("rlflow_tvm")
+
+
+class RewriteProblem:
+    """A start graph, a rule set and a cost: the moves from a state and what they cost.
+
+    `moves` counts the successors asked for (a search's environment steps). A move that cannot be made (the rewrite is
+    ill-typed, or TVM cannot build or run one of its kernels) is refused: `successor` returns None, and the reason is
+    logged once and kept in `refusals`.
+    """
+
+    def __init__(self, mod: tvm.IRModule, cost_model: CostModel, ruleset: RuleSet | None = None) -> None:
+        self.cost_model = cost_model
+        ruleset = default_rules(vector_lanes(cost_model.target)) if ruleset is None else ruleset
+        self.start = GraphState.from_module(mod, ruleset)
+        self.moves = 0
+        self.refusals: dict[tuple[int, str], str] = {}
+        cost = self.cost(self.start)
+        if not math.isfinite(cost.run_secs):
+            raise EnvError(f"the module cannot be priced as it is: kernel {cost.failed[0]} fails; report it as a bug")
+        self.start_secs = cost.run_secs
+
+    @property
+    def ruleset(self) -> RuleSet:
+        return self.start.ruleset
+
+    def cost(self, state: GraphState) -> GraphCost:
+        """Cost of a state, in seconds and the other metrics (remembered by structure)."""
+        return self.cost_model.cost(state.mod)
+
+    def successor(self, state: GraphState, action: RewriteAction) -> tuple[GraphState, GraphCost] | None:
+        """The state after `action` and its cost, or None where the move is refused."""
+        self.moves += 1
+        key = (state.structural_hash, str(action))
+        if key in self.refusals:
+            return None
+        try:
+            following = state.apply(action)
+        except RewriteError as error:
+            return self._refuse(key, str(error))
+        cost = self.cost(following)
+        if not math.isfinite(cost.run_secs):
+            return self._refuse(key, f"kernel {cost.failed[0]}")
+        return following, cost
+
+    def _refuse(self, key: tuple[int, str], reason: str) -> None:
+        self.refusals[key] = reason
+        log.warning("move %s refused: %s", key[1], reason)

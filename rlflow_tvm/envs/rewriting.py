@@ -1,0 +1,165 @@
+"""RLFlow's environment: choose a substitution rule and where to apply it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import tvm
+
+from rlflow_tvm.cost import CostModel, GraphCost, KernelDatabase, default_path
+from rlflow_tvm.envs.observation import LOCATIONS, observation_space, observe
+from rlflow_tvm.envs.problem import RewriteProblem
+from rlflow_tvm.envs.rewards import INVALID_ACTION_REWARD, REWARDS, Reward
+from rlflow_tvm.errors import EnvError
+from rlflow_tvm.passes import GraphState, Plan, RewriteAction, RuleSet
+
+
+class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
+    """Rewrite one graph, one substitution a step.
+
+    Action `(rule, location)`: the rule's number, and which of its first 200 sites; rule R (one past the last) stops.
+    Observation: see `observation.observe`. Reward: see `rewards`; -100 for an action outside the masks, which leaves
+    the graph as it is. An episode is `terminated` by stop, or when no rule applies any more; it is `truncated` after
+    `horizon` steps. The state is the start module and the actions since: `replay` and `fork` build on that.
+
+    `target` may be given as a `CostModel`, to share its measurements between environments; `problem`, in place of
+    module, target and rules, shares the start state too.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own convention
+
+    def __init__(
+        self,
+        mod: tvm.IRModule | None = None,
+        target: tvm.target.Target | CostModel | None = None,
+        rules: RuleSet | None = None,
+        horizon: int = 200,
+        reward: str = "runtime",
+        problem: RewriteProblem | None = None,
+    ) -> None:
+        if horizon < 1:
+            raise EnvError(f"horizon {horizon}: an episode needs at least one step")
+        if reward not in REWARDS:
+            raise EnvError(f"no reward is called {reward!r}: there are {', '.join(REWARDS)}")
+        self._owns_cost_model = problem is None and not isinstance(target, CostModel)
+        if problem is None:
+            if mod is None or target is None:
+                raise EnvError("an environment needs a module and a target, or a problem")
+            cost_model = target if isinstance(target, CostModel) else CostModel(target, KernelDatabase(default_path()))
+            problem = RewriteProblem(mod, cost_model, rules)
+        self.problem = problem
+        self.horizon = horizon
+        self._reward: Reward = REWARDS[reward]()
+        self.rule_names = tuple(rule.name for rule in self.problem.ruleset.rules)
+        self.observation_space = observation_space(len(self.rule_names))
+        self.action_space = gymnasium.spaces.MultiDiscrete([len(self.rule_names) + 1, LOCATIONS])
+        self._start_cost = self.problem.cost(self.problem.start)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.state: GraphState = self.problem.start
+        self.cost: GraphCost = self._start_cost
+        self._steps = 0
+        self._over = False
+        self._refused: set[RewriteAction] = set()
+
+    @property
+    def stop(self) -> int:
+        """The number of the rule that stops."""
+        return len(self.rule_names)
+
+    @property
+    def module(self) -> tvm.IRModule:
+        """The module now, weights bound."""
+        return self.state.bound()
+
+    @property
+    def plan(self) -> Plan:
+        """The actions since reset."""
+        return self.state.plan
+
+    @property
+    def run_secs(self) -> float:
+        """Cost of the graph now, in seconds a run."""
+        return self.cost.run_secs
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._begin()
+        return observe(self.state), self._info("reset")
+
+    def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        if self._over:
+            raise EnvError("the episode is over: call reset before the next step")
+        rule, location = (int(a) for a in action)
+        self._steps += 1
+        truncated = self._steps >= self.horizon
+        if rule == self.stop and location == 0:
+            self._over = True
+            return observe(self.state, self._refused), 0.0, True, False, self._info("stop")
+        move = self.action_of(rule, location)
+        name = self.rule_names[rule] if rule < self.stop else "stop"
+        if move is None:
+            self._over = truncated
+            info = self._info(name) | {"invalid": True}
+            return observe(self.state, self._refused), INVALID_ACTION_REWARD, False, truncated, info
+        reward = 0.0
+        following = self.problem.successor(self.state, move)
+        if following is None:
+            self._refused.add(move)
+        else:
+            state, cost = following
+            reward = self._reward(self.cost, cost, self._start_cost)
+            self.state, self.cost, self._refused = state, cost, set()
+        observation = observe(self.state, self._refused)
+        terminated = not observation["rule_mask"][: self.stop].any()
+        self._over = terminated or truncated
+        info = self._info(name)
+        if following is None:
+            info["refused"] = str(move)
+        return observation, reward, terminated, truncated and not terminated, info
+
+    def action_of(self, rule: int, location: int) -> RewriteAction | None:
+        """The rewrite that (rule, location) means in the state now; None if it is not legal."""
+        if not 0 <= rule < self.stop or not 0 <= location < LOCATIONS:
+            return None
+        sites = self.state.sites[self.rule_names[rule]]
+        if location >= len(sites):
+            return None
+        action = RewriteAction(self.rule_names[rule], sites[location])
+        return None if action in self._refused else action
+
+    def fork(self) -> GraphRewriteEnv:
+        """An independent environment in the same state, sharing the measurements."""
+        other = GraphRewriteEnv.__new__(GraphRewriteEnv)
+        other.__dict__.update(self.__dict__)
+        other._refused = set(self._refused)
+        other._owns_cost_model = False
+        return other
+
+    def replay(self, plan: Plan) -> None:
+        """Reset and apply `plan`; PlanError if it is not for this module."""
+        self._begin()
+        self.state = self.problem.start.replay(plan)
+        self.cost = self.problem.cost(self.state)
+        self._steps = len(plan)
+
+    def close(self) -> None:
+        """End the measuring worker, if this environment started it."""
+        if self._owns_cost_model:
+            self.problem.cost_model.close()
+
+    def _info(self, rule: str) -> dict[str, Any]:
+        dropped = sum(max(0, len(sites) - LOCATIONS) for sites in self.state.sites.values())
+        return {
+            "run_secs": self.cost.run_secs,
+            "kernels": self.cost.kernels,
+            "flops": self.cost.flops,
+            "bytes_moved": self.cost.bytes_moved,
+            "rule": rule,
+            "sites_dropped": dropped,
+        }

@@ -1,0 +1,43 @@
+"""A trained agent as a search: it acts greedily once, then samples; the best state on the way is the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlflow_tvm.envs import GraphRewriteEnv, RewriteProblem
+from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
+
+
+class Policy(Protocol):
+    """What is needed of an agent (`rlflow_tvm.agents.Agent` has it)."""
+
+    def act(self, observation: dict[str, Any], deterministic: bool, rng: np.random.Generator) -> np.ndarray: ...
+
+
+@dataclass
+class AgentSearch:
+    """One episode of the policy's most likely actions, then `samples` episodes of sampled ones."""
+
+    policy: Policy
+    seed: int = 0
+    samples: int = 4
+    horizon: int = 200
+
+    def run(self, problem: RewriteProblem, progress: Progress | None = None) -> SearchResult:
+        """Search from `problem.start`; deterministic for given seed, weights and costs."""
+        rng = np.random.default_rng(self.seed)
+        best = Incumbent(problem, self.horizon * (1 + self.samples), progress)
+        env = GraphRewriteEnv(problem=problem, horizon=self.horizon)
+        for episode in range(1 + self.samples):
+            observation, _ = env.reset(seed=self.seed + episode)
+            over = False
+            while not over:
+                action = self.policy.act(observation, deterministic=episode == 0, rng=rng)
+                observation, _, terminated, truncated, _ = env.step(action)
+                best.offer(env.state, env.run_secs)
+                best.report()
+                over = terminated or truncated
+        return best.result()

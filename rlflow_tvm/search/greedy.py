@@ -1,0 +1,117 @@
+"""Greedy search: always the move that lowers the cost most, and short walks across plateaus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlflow_tvm.envs import RewriteProblem
+from rlflow_tvm.passes import RewriteAction
+from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
+
+Key = tuple[str, tuple[object, ...], tuple[int, ...]]  # a site that outlives rewrites elsewhere: rule, roots, variant
+
+
+@dataclass
+class Greedy:
+    """Steepest descent with remembered gains.
+
+    A rewrite changes the gains of few other sites, so gains are kept from step to step and only the seemingly best
+    site is priced afresh (as in lazy greedy maximisation, Minoux 1978); before descent is given up, every site is.
+    Where no move lowers the cost, up to `patience` moves that raise it by at most `tolerance` (a fraction of the
+    cost now) are taken, those that the last rewrite opened first: a layout transform gains nothing while it moves,
+    only when it meets its inverse. The best state seen is the result.
+    """
+
+    patience: int = 8
+    tolerance: float = 0.01
+    budget: int = 20_000
+
+    def run(self, problem: RewriteProblem, progress: Progress | None = None) -> SearchResult:
+        """Search from `problem.start`; deterministic for given costs."""
+        best = Incumbent(problem, self.budget, progress)
+        walk = _Walk(problem, best)
+        plateau = 0
+        while not best.exhausted and plateau <= self.patience:
+            move = walk.best_move(0.0) or walk.plateau_move(self.tolerance)
+            if move is None:
+                break
+            walk.take(move)
+            plateau = 0 if best.offer(walk.state, walk.run_secs) else plateau + 1
+            best.report()
+        return best.result()
+
+
+class _Walk:
+    """A path through the states, with what is known of each site's gain."""
+
+    def __init__(self, problem: RewriteProblem, best: Incumbent) -> None:
+        self.problem, self._best = problem, best
+        self.state, self.run_secs = problem.start, problem.start_secs
+        self._gains: dict[Key, float] = {}  # cost after minus cost before, when last priced; inf if refused
+        self._fresh: set[Key] = set()  # priced in the state now
+        self._opened: dict[Key, int] = {}  # the step at which the site appeared
+        self._seen = {self.state.structural_hash}
+        self._step = 0
+        self._sites = self._list()
+
+    def _list(self) -> dict[Key, RewriteAction]:
+        sites = {}
+        for rule, found in self.state.sites.items():
+            for site in found:
+                action = RewriteAction(rule, site)
+                match = self.state.match(action)
+                sites[rule, match.roots, match.variant] = action
+        for key in sites:
+            self._opened.setdefault(key, self._step)
+        return sites
+
+    def _price(self, key: Key) -> None:
+        following = self.problem.successor(self.state, self._sites[key])
+        gain = float("inf")
+        if following is not None and following[0].structural_hash not in self._seen:
+            gain = following[1].run_secs - self.run_secs
+        self._gains[key] = gain
+        self._fresh.add(key)
+        self._best.report()
+
+    def best_move(self, limit: float) -> Key | None:
+        """The site that changes the cost most, if by less than `limit`."""
+        for key in self._sites:
+            if key not in self._gains and not self._best.exhausted:
+                self._price(key)
+        while not self._best.exhausted:
+            key = min(self._sites, key=lambda k: self._gains.get(k, float("inf")), default=None)
+            if key is None:
+                return None
+            if key not in self._fresh:
+                self._price(key)
+            elif self._gains[key] < limit:
+                return key
+            elif not self._refresh():
+                return None
+        return None
+
+    def _refresh(self) -> bool:
+        """Price every site whose gain is from an earlier state; says whether there was any."""
+        stale = [key for key in self._sites if key not in self._fresh]
+        for key in stale:
+            if self._best.exhausted:
+                break
+            self._price(key)
+        return bool(stale)
+
+    def plateau_move(self, tolerance: float) -> Key | None:
+        """The site opened last among those that raise the cost by at most `tolerance` of it."""
+        limit = tolerance * self.run_secs
+        allowed = [key for key in self._sites if self._gains.get(key, float("inf")) <= limit]
+        return min(allowed, key=lambda k: (-self._opened[k], self._gains[k]), default=None)
+
+    def take(self, key: Key) -> None:
+        following = self.problem.successor(self.state, self._sites[key])
+        assert following is not None, "a move that was priced in this state is possible in it"
+        self.state, cost = following
+        self.run_secs = cost.run_secs
+        self._seen.add(self.state.structural_hash)
+        self._step += 1
+        self._fresh = set()
+        self._sites = self._list()

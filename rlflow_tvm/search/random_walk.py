@@ -1,0 +1,54 @@
+"""Random search: uniformly random legal moves, from the start again and again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlflow_tvm.envs import RewriteProblem
+from rlflow_tvm.passes import GraphState, RewriteAction
+from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
+
+
+@dataclass
+class RandomSearch:
+    """Walks of at most `horizon` moves: first a rule among those that apply, then one of its sites, both uniformly.
+
+    `stop` is one more rule, as it is for an agent whose policy is uniform under the masks.
+    """
+
+    seed: int = 0
+    horizon: int = 200
+    budget: int = 1_000
+
+    def run(self, problem: RewriteProblem, progress: Progress | None = None) -> SearchResult:
+        """Search from `problem.start` until `budget` moves are spent; deterministic for given seed and costs."""
+        rng = np.random.default_rng(self.seed)
+        best = Incumbent(problem, self.budget, progress)
+        while not best.exhausted:
+            state = problem.start
+            before = best.spent
+            for _ in range(self.horizon):
+                action = random_action(state, rng)
+                if action is None or best.exhausted:
+                    break
+                following = problem.successor(state, action)
+                if following is None:
+                    continue
+                state, cost = following
+                best.offer(state, cost.run_secs)
+                best.report()
+            if best.spent == before and not any(problem.start.sites.values()):
+                break  # nothing applies to the start graph: no walk will ever move
+        return best.result()
+
+
+def random_action(state: GraphState, rng: np.random.Generator) -> RewriteAction | None:
+    """A uniformly random rule (or stop: None), then a uniformly random site of it."""
+    rules = [rule for rule, sites in state.sites.items() if sites]
+    choice = int(rng.integers(len(rules) + 1))
+    if choice == len(rules):
+        return None
+    sites = state.sites[rules[choice]]
+    return RewriteAction(rules[choice], sites[int(rng.integers(len(sites)))])

@@ -1,0 +1,90 @@
+"""The passes that users put into a build: search and rewrite (`Superoptimize`), or repeat a plan (`ApplyPlan`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from rlflow_tvm.cost import CostModel, KernelDatabase, default_path
+from rlflow_tvm.envs import RewriteProblem
+from rlflow_tvm.kernels import as_target, pipeline
+from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RuleSet
+from rlflow_tvm.search import Progress, Search, SearchResult, make_search
+from rlflow_tvm.verify import check_state
+
+
+def optimize(
+    mod: tvm.IRModule,
+    search: Search,
+    cost_model: CostModel,
+    rules: RuleSet | None = None,
+    progress: Progress | None = None,
+) -> SearchResult:
+    """Search for a cheaper graph that computes the same, and check that it does.
+
+    RewriteError if its outputs on random inputs differ from those of `mod`; errors of the rooms below as they are.
+    """
+    problem = RewriteProblem(mod, cost_model, rules)
+    result = search.run(problem, progress)
+    if result.state.actions:
+        check_state(result.state, problem.start, cost_model.target)
+    return result
+
+
+def agent_search(path: str | Path, seed: int = 0) -> Search:
+    """The search that a trained agent's checkpoint makes; AgentError if the file is unusable. Needs `[agents]`."""
+    from rlflow_tvm.agents import Agent
+    from rlflow_tvm.search.agent_search import AgentSearch
+
+    return AgentSearch(Agent.load(path), seed)
+
+
+@tvm.transform.module_pass(opt_level=0, name="rlflow_tvm.Superoptimize")
+class Superoptimize:
+    """Rewrite `main` into the cheapest equal graph that `search` (or the `agent` of a checkpoint) finds.
+
+    Kernels that the database of measured times does not hold yet are built and timed on this machine.
+
+    Args:
+        target: a TVM target, or what `rlflow_tvm.kernels.as_target` takes.
+        search: name in `rlflow_tvm.search.SEARCHES`; not looked at where `agent` is given.
+        agent: path of an agent's checkpoint.
+        seed: of random choices.
+    """
+
+    def __init__(
+        self, target: Any = None, search: str = "greedy", agent: str | Path | None = None, seed: int = 0
+    ) -> None:
+        self.target = as_target(target)
+        self.search = make_search(search, seed) if agent is None else agent_search(agent, seed)
+
+    def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        with KernelDatabase(default_path()) as database, CostModel(self.target, database) as cost_model:
+            return optimize(mod, self.search, cost_model).state.bound()
+
+
+@tvm.transform.module_pass(opt_level=0, name="rlflow_tvm.ApplyPlan")
+class ApplyPlan:
+    """Repeat the rewrites of a plan: deterministic, without measuring, torch or dgl.
+
+    PlanError at construction if the file is unusable, in the pass if the plan is for another module.
+    """
+
+    def __init__(self, plan: Plan | str | Path) -> None:
+        self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+
+    def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        return replay(mod, self.plan).bound()
+
+
+def replay(mod: tvm.IRModule, plan: Plan) -> GraphState:
+    """The state after `plan`; PlanError if it is not for `mod`."""
+    return GraphState.from_module(mod, RuleSet(CATALOGUE, plan.lanes)).replay(plan)
+
+
+def compile(mod: tvm.IRModule, target: Any = None) -> tvm.runtime.Executable:
+    """`tvm.compile` with the package's pipeline: weight-only work done once, every kernel scheduled."""
+    target = as_target(target)
+    return tvm.compile(mod, target, relax_pipeline=pipeline(target))

@@ -1,0 +1,53 @@
+"""`python -m rlflow_tvm.train`: train an agent that chooses which substitution to apply where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlflow_tvm import cli
+
+
+@cli.reports_errors
+def main(
+    models: Annotated[
+        list[str] | None, typer.Argument(help="ONNX files or zoo:NAME; without any, a small bundled model.")
+    ] = None,
+    agent: Annotated[str, typer.Option(help="ppo.")] = "ppo",
+    target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
+    shape: Annotated[list[str] | None, typer.Option(help="NAME=1,3,224,224 for a model with dynamic shapes.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Environment steps, counted over all runs of this folder.")] = 2000,
+    horizon: Annotated[int, typer.Option(min=1, help="Steps after which an episode is cut off.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the agent, the best plan and the logs.")] = Path("runs/train"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
+) -> None:
+    """Train an agent on MODELS and leave OUT/agent.safetensors, OUT/best.plan.json, and logs for TensorBoard."""
+    cli.check_writable(json)
+    tvm_target, shapes = cli.parse_target(target), cli.parse_shapes(shape or [])
+    from rlflow_tvm.training import train_on_models
+
+    names = models or ["zoo:demo"]
+    with cli.progress_bar("training") as bar:
+        outcome = train_on_models(
+            {name: cli.model_path(name) for name in names},
+            agent,
+            tvm_target,
+            steps=steps,
+            seed=seed,
+            out=out,
+            resume=resume,
+            shapes=shapes,
+            horizon=horizon,
+            progress=bar,
+        )
+    cli.write_json(json, outcome.to_json())
+    for line in outcome.lines():
+        print(line)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,167 @@
+"""Training an agent on models: environments, the best plan of each model, what the command prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from rlflow_tvm.cost import CostModel, KernelDatabase, default_path
+from rlflow_tvm.envs import GraphRewriteEnv, ManyModelsEnv, RewriteProblem
+from rlflow_tvm.errors import UsageError
+from rlflow_tvm.frontend import from_onnx
+from rlflow_tvm.passes import Plan
+
+
+@dataclass(frozen=True)
+class ModelOutcome:
+    """Cost of one model's graph before and after its best plan so far, in seconds."""
+
+    model: str
+    run_secs_before: float
+    run_secs_after: float
+    plan: Path
+    plan_length: int
+
+
+@dataclass(frozen=True)
+class TrainingOutcome:
+    """What a training left behind; counts are over all runs of the folder."""
+
+    agent: str
+    target: str
+    seed: int
+    checkpoint: Path
+    env_steps: int
+    episodes: int
+    mean_return: float | None
+    wall_secs: float
+    models: tuple[ModelOutcome, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "agent": self.agent,
+            "target": self.target,
+            "seed": self.seed,
+            "checkpoint": str(self.checkpoint),
+            "env_steps": self.env_steps,
+            "episodes": self.episodes,
+            "mean_return": self.mean_return,
+            "wall_secs": self.wall_secs,
+            "models": [{**m.__dict__, "plan": str(m.plan)} for m in self.models],
+        }
+
+    def lines(self) -> list[str]:
+        """The outcome for a person."""
+        lines = [
+            f"{m.model}: {m.run_secs_before * 1e3:.3f} ms -> {m.run_secs_after * 1e3:.3f} ms "
+            f"by {m.plan_length} rewrites, {m.plan}"
+            for m in self.models
+        ]
+        mean = "" if self.mean_return is None else f", mean return {self.mean_return:.2f}"
+        return [
+            *lines,
+            f"agent: {self.checkpoint} ({self.env_steps} steps, {self.episodes} episodes{mean}, {self.wall_secs:.0f} s)",
+        ]
+
+
+class BestPlans:
+    """Each model's best plan, kept on disk as soon as it is found, and found again when a training goes on."""
+
+    def __init__(self, out: Path, problems: Mapping[str, RewriteProblem]) -> None:
+        self._problems = problems
+        single = len(problems) == 1
+        self.paths = {m: out / ("best.plan.json" if single else f"best.{_file_name(m)}.plan.json") for m in problems}
+        self._best = {model: self._known(model) for model in problems}
+
+    def _known(self, model: str) -> tuple[float, int]:
+        problem, path = self._problems[model], self.paths[model]
+        if not path.exists():
+            return problem.start_secs, 0
+        plan = Plan.load(path)
+        return problem.cost(problem.start.replay(plan)).run_secs, len(plan)
+
+    def offer(self, model: str, plan: Plan, run_secs: float) -> None:
+        if run_secs < self._best[model][0] and len(plan):
+            plan.save(self.paths[model])
+            self._best[model] = run_secs, len(plan)
+
+    def outcomes(self) -> tuple[ModelOutcome, ...]:
+        return tuple(
+            ModelOutcome(model, self._problems[model].start_secs, secs, self.paths[model], length)
+            for model, (secs, length) in self._best.items()
+        )
+
+    def finish(self) -> None:
+        """Leave a plan file for every model, an empty plan where nothing better than the start was found."""
+        for model, path in self.paths.items():
+            if not path.exists():
+                self._problems[model].start.plan.save(path)
+
+    @property
+    def best_ratio(self) -> float:
+        """Geometric mean over the models of (best cost / cost at the start)."""
+        ratios = [self._best[m][0] / p.start_secs for m, p in self._problems.items()]
+        return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def _file_name(model: str) -> str:
+    return Path(model.removeprefix("zoo:")).stem
+
+
+def train_on_models(
+    models: Mapping[str, Path],
+    agent: str,
+    target: tvm.target.Target,
+    *,
+    steps: int,
+    seed: int,
+    out: Path,
+    resume: bool = False,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    horizon: int = 200,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> TrainingOutcome:
+    """Train `agent` on `models` (name -> ONNX file) until `steps` environment steps; see `rlflow_tvm.train`."""
+    from rlflow_tvm.agents import AGENTS, train
+
+    if agent not in AGENTS:
+        raise UsageError(f"--agent {agent}: there are {', '.join(AGENTS)}")
+    names = [_file_name(model) for model in models]
+    if len(set(names)) < len(names):
+        raise UsageError("two models have the same file name: their plans would overwrite each other; rename one")
+    modules = {name: from_onnx(path, dict(shapes or {})) for name, path in models.items()}
+    with KernelDatabase(default_path()) as database, CostModel(target, database) as cost_model:
+        problems = {name: RewriteProblem(mod, cost_model) for name, mod in modules.items()}
+        envs = {name: GraphRewriteEnv(problem=problem, horizon=horizon) for name, problem in problems.items()}
+        env = ManyModelsEnv(envs)
+        plans = BestPlans(out, problems) if resume else None
+
+        def on_step(done: int, info: Mapping[str, Any]) -> None:
+            nonlocal plans
+            if plans is None:
+                plans = BestPlans(out, problems)
+            plans.offer(env.model, env.current.plan, float(info["run_secs"]))
+            if progress is not None:
+                progress(min(done, steps), steps, f"best {100 * plans.best_ratio:.1f} % of the start's cost")
+
+        result = train(
+            env,
+            AGENTS[agent].config(),
+            steps,
+            seed,
+            out,
+            resume=resume,
+            on_step=on_step,
+            metadata={"models": list(models), "rules": list(env.current.rule_names), "horizon": horizon},
+        )
+        plans = plans or BestPlans(out, problems)
+        plans.finish()
+        return TrainingOutcome(
+            agent, str(target), seed, result.checkpoint, result.env_steps, result.episodes, result.mean_return,
+            result.wall_secs, plans.outcomes(),
+        )  # fmt: skip

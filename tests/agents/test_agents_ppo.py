@@ -1,0 +1,176 @@
+"""PPO: the loss against brute force, one update's direction, and a task that greed cannot solve."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rlflow_tvm.agents.act import Agent
+from rlflow_tvm.agents.config import PPOConfig
+from rlflow_tvm.agents.observation import ObservationSizes, collate
+from rlflow_tvm.agents.ppo import PPO, approximate_kl, clipped_loss
+from rlflow_tvm.agents.rollout import Episode
+from rlflow_tvm.agents.training import train
+from rlflow_tvm.errors import AgentError
+
+
+def test_clipped_loss_is_the_papers_term_by_term():
+    rng = np.random.default_rng(0)
+    new, old, advantages = rng.normal(size=40), rng.normal(size=40), rng.normal(size=40)
+    terms = []
+    for a, b, advantage in zip(new, old, advantages, strict=True):
+        ratio = math.exp(a - b)
+        terms.append(min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage))
+    result = clipped_loss(torch.tensor(new), torch.tensor(old), torch.tensor(advantages), 0.2)
+    assert float(result) == pytest.approx(-sum(terms) / 40)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "moves"),
+    [(1.3, 1.0, False), (1.3, -1.0, True), (0.7, -1.0, False), (0.7, 1.0, True), (1.0, 1.0, True)],
+)
+def test_the_gradient_vanishes_only_where_the_clip_binds(ratio, advantage, moves):
+    log_prob = torch.tensor([math.log(ratio)], requires_grad=True)
+    clipped_loss(log_prob, torch.zeros(1), torch.tensor([advantage]), 0.2).backward()
+    assert bool(log_prob.grad.any()) == moves
+
+
+def test_approximate_kl_estimates_the_kl_of_two_gaussians():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200_000, generator=generator)
+    old, new = -0.5 * x**2, -0.5 * (x - 0.3) ** 2
+    assert float(approximate_kl(new, old)) == pytest.approx(0.3**2 / 2, rel=0.02)
+    assert float(approximate_kl(old, old)) == 0.0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"gamma": 1.5},
+        {"gae_lambda": -0.1},
+        {"learning_rate": 0.0},
+        {"minibatch_size": 0},
+        {"ent_coef": -1.0},
+        {"target_kl": 0.0},
+        {"learning_rate": math.nan},
+    ],
+)
+def test_impossible_settings_are_refused_by_name(settings):
+    with pytest.raises(AgentError, match=next(iter(settings))):
+        PPOConfig(**settings)
+
+
+def test_settings_round_trip_and_unknown_ones_are_refused():
+    config = PPOConfig(hidden=8, target_kl=0.02)
+    assert PPOConfig.from_dict(config.as_dict()) == config
+    with pytest.raises(AgentError, match="no setting learning_speed"):
+        PPOConfig.from_dict({"learning_speed": 1})
+
+
+def one_step_episodes(learner, observation, reward_of):
+    """Forty one-step episodes under the learner's policy, rewarded by the chosen site."""
+    episodes = []
+    for _ in range(40):
+        site, log_prob, value = learner.act(observation)
+        episodes.append(
+            Episode(
+                observations=[observation],
+                sites=[site],
+                rewards=[reward_of(site)],
+                values=[value],
+                log_probs=[log_prob],
+                terminated=True,
+            )
+        )
+    return episodes
+
+
+def test_an_update_makes_what_paid_likelier_and_learns_the_values(sizes, random_observation):
+    config = PPOConfig(hidden=16, rounds=1, minibatch_size=40, n_epochs=8, learning_rate=3e-3, scale_rewards=False)
+    with torch.random.fork_rng(devices=[]):
+        learner = PPO(sizes, config, seed=0)
+    observation = random_observation(np.random.default_rng(0), sites=6)
+
+    def probability():
+        with torch.no_grad():
+            return float(learner.policy(collate([observation])).log_probs[2].exp())
+
+    before, losses = probability(), []
+    for _ in range(6):
+        losses.append(learner.update(one_step_episodes(learner, observation, lambda site: float(site == 2))))
+    assert probability() > 2 * before
+    assert losses[-1]["value_loss"] < losses[0]["value_loss"]
+    assert losses[0]["gradient_steps"] == 8
+
+
+def test_target_kl_ends_the_epochs_early(sizes, random_observation):
+    config = PPOConfig(hidden=16, rounds=1, minibatch_size=40, n_epochs=20, learning_rate=0.03, target_kl=0.01)
+    with torch.random.fork_rng(devices=[]):
+        learner = PPO(sizes, config, seed=0)
+    observation = random_observation(np.random.default_rng(0), sites=6)
+    losses = learner.update(one_step_episodes(learner, observation, lambda site: float(site == 2)))
+    assert losses["gradient_steps"] < 20
+
+
+def test_gradients_are_clipped_to_the_norm(sizes, random_observation):
+    config = PPOConfig(hidden=16, rounds=1, n_epochs=1, max_grad_norm=1e-3, scale_rewards=False)
+    with torch.random.fork_rng(devices=[]):
+        learner = PPO(sizes, config, seed=0)
+    observation = random_observation(np.random.default_rng(0), sites=6)
+    losses = learner.update(one_step_episodes(learner, observation, lambda site: 50.0 * site))
+    applied = torch.cat([value.grad.flatten() for value in learner.policy.parameters()]).norm()
+    assert losses["grad_norm"] > 1.0
+    assert float(applied) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_an_infinite_reward_is_an_error_and_leaves_the_parameters(sizes, random_observation):
+    with torch.random.fork_rng(devices=[]):
+        learner = PPO(sizes, PPOConfig(hidden=16, rounds=1, scale_rewards=False), seed=0)
+    observation = random_observation(np.random.default_rng(0), sites=6)
+    before = [value.clone() for value in learner.policy.parameters()]
+    episodes = one_step_episodes(learner, observation, lambda site: float(site))
+    episodes[0].values[0] = math.nan
+    with pytest.raises(AgentError, match="lower learning_rate"):
+        learner.update(episodes)
+    assert all(torch.equal(old, new) for old, new in zip(before, learner.policy.parameters(), strict=True))
+
+
+def play(env, seed, choose):
+    """The return of one episode."""
+    observation, _ = env.reset(seed=seed)
+    total, done = 0.0, False
+    while not done:
+        observation, reward, terminated, truncated, _ = env.step(choose(observation))
+        total += reward
+        done = terminated or truncated
+    return total
+
+
+@pytest.mark.slow
+def test_ppo_solves_what_greedy_and_random_do_not(toy, tmp_path):
+    env = toy.ToyRewriteEnv(length=6)
+    env.reset(seed=0)
+    best = toy.optimum(env.state)
+    assert toy.greedy(env.state) < best
+    rng = np.random.default_rng(0)
+    random = [play(env, seed, lambda seen: rng.choice(np.argwhere(seen["location_mask"]))) for seed in range(200)]
+    assert np.mean(random) < 0.3 * best
+
+    config = PPOConfig(hidden=32, rounds=2, learning_rate=1e-3, ent_coef=0.03)
+    result = train(env, config, total_steps=5000, seed=0, out_dir=tmp_path / "out")
+    agent = Agent.load(result.checkpoint, env.observation_space)
+    assert play(env, 0, agent.act) == best
+    sampled = [play(env, seed, lambda seen: agent.act(seen, False, rng)) for seed in range(20)]
+    assert np.mean(sampled) > 0.7 * best
+
+
+def test_sizes_alone_make_a_learner_and_equal_seeds_make_equal_ones(toy):
+    sizes = ObservationSizes.from_space(toy.ToyRewriteEnv().observation_space)
+    with torch.random.fork_rng(devices=[]):
+        first, second, third = (PPO(sizes, PPOConfig(hidden=8, rounds=1), seed) for seed in (1, 1, 2))
+    one, same, other = (torch.cat([p.flatten() for p in x.policy.parameters()]) for x in (first, second, third))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)

@@ -1,0 +1,81 @@
+"""Small kernels to measure, and schedule functions that the worker imports by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import te, tirx
+from tvm.script import tirx as T
+
+SCHEDULE = "cost_kernels:unscheduled"
+
+
+@dataclass(frozen=True)
+class FakeKernel:
+    """What the timer needs of a kernel."""
+
+    func: tirx.PrimFunc
+    key: str
+
+
+def unscheduled(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
+    """Leave `func` as it is."""
+    del target
+    return func
+
+
+def refuse(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
+    """A schedule that cannot."""
+    raise ValueError(f"no schedule for {len(func.params)} parameters on {target.kind.name}")
+
+
+def add(*shape: int, dtype: str = "float32") -> tirx.PrimFunc:
+    """Elementwise a + b."""
+    a = te.placeholder(shape, dtype, name="a")
+    b = te.placeholder(shape, dtype, name="b")
+    return te.create_prim_func([a, b, te.compute(shape, lambda *i: a(*i) + b(*i), name="c")])
+
+
+def matmul(n: int, k: int, m: int) -> tirx.PrimFunc:
+    """(n, k) @ (k, m)."""
+    a = te.placeholder((n, k), name="a")
+    b = te.placeholder((k, m), name="b")
+    j = te.reduce_axis((0, k), name="j")
+    return te.create_prim_func([a, b, te.compute((n, m), lambda x, y: te.sum(a[x, j] * b[j, y], axis=j), name="c")])
+
+
+def gather(rows: int, width: int, picks: int) -> tirx.PrimFunc:
+    """table[index]."""
+    table = te.placeholder((rows, width), name="table")
+    index = te.placeholder((picks,), "int64", name="index")
+    return te.create_prim_func([table, index, te.compute((picks, width), lambda i, j: table[index[i], j], name="out")])
+
+
+@T.prim_func(s_tir=True)
+def endless(a: T.Buffer((1,), "float32")):
+    """2^62 dependent steps."""
+    T.func_attr({"tirx.noalias": True})
+    for i in range(T.int64(4611686018427387904)):
+        with T.sblock("step"):
+            vi = T.axis.opaque(T.int64(4611686018427387904), i)
+            T.reads(a[0])
+            T.writes(a[0])
+            a[0] = T.sin(a[0]) + T.Cast("float32", vi)
+
+
+def far_read() -> tirx.PrimFunc:
+    """Reads far beyond its input."""
+    a = te.placeholder((4,), "float32", name="a")
+    far = tirx.const(1 << 44, "int64")
+    return te.create_prim_func([a, te.compute((4,), lambda i: a[far + i], name="b")])
+
+
+def show_environment(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
+    """Tells, as an error, what the worker's environment is."""
+    import os
+    import sys
+
+    del func, target
+    threads = " ".join(f"{name}={os.environ[name]}" for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"))
+    raise ValueError(f"{threads} torch={sys.modules['torch']}")

@@ -1,0 +1,167 @@
+"""The kernel database: round trips, several processes, kill -9, damage."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlflow_tvm.cost import KernelDatabase, Measurement, default_path
+from rlflow_tvm.errors import CostError
+
+GOOD = Measurement(run_secs=2.5e-4, repeats=7, spread=0.02)
+BAD = Measurement(error="the worker died of SIGSEGV", error_kind="crash")
+
+# Writes rows tag-0, tag-1, ... and acknowledges each on stdout once `put` has returned. Without the
+# packages' __init__, which would import TVM.
+WRITER = """
+import sys, types
+for name, folder in (("rlflow_tvm", ""), ("rlflow_tvm.cost", "/cost")):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [sys.argv[1] + folder]
+from rlflow_tvm.cost.database import KernelDatabase
+from rlflow_tvm.cost.measurement import Measurement
+database = KernelDatabase(sys.argv[2])
+for i in range(int(sys.argv[4])):
+    database.put(f"{sys.argv[3]}-{i}", "target", "1", Measurement(run_secs=1.0 + i))
+    print(i, flush=True)
+"""
+
+
+def write(path: Path, tag: str, rows: int) -> subprocess.Popen[str]:
+    import rlflow_tvm
+
+    root = Path(rlflow_tvm.__file__).parent
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(root), str(path), tag, str(rows)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root.parent)},
+    )
+
+
+@pytest.mark.parametrize("where", ["file", ":memory:"])
+def test_round_trip(where, tmp_path):
+    path = tmp_path / "new" / "folder" / "k.sqlite" if where == "file" else where
+    with KernelDatabase(path) as database:
+        assert database.get("k", "t", "1") is None
+        database.put("k", "t", "1", BAD)
+        assert database.get("k", "t", "1") == BAD
+        database.put("k", "t", "1", GOOD, "0.27")
+        assert database.get("k", "t", "1") == GOOD
+        assert len(database) == 1
+        assert database.get("k", "t", "2") is None
+        assert database.get("k", "other", "1") is None
+    with pytest.raises(CostError):
+        database.get("k", "t", "1")
+    if where == "file":
+        with KernelDatabase(path) as again:
+            assert again.get("k", "t", "1") == GOOD
+
+
+def test_stored_beside_the_value(tmp_path):
+    with KernelDatabase(tmp_path / "k.sqlite") as database:
+        database.put("k", "t", "1", GOOD, "0.27.0")
+    row = sqlite3.connect(tmp_path / "k.sqlite").execute("SELECT measured_at, tvm_version FROM measurement").fetchone()
+    assert row[0] > 1.7e9
+    assert row[1] == "0.27.0"
+
+
+def test_default_path(monkeypatch, tmp_path):
+    monkeypatch.setenv("RLFLOW_TVM_HOME", str(tmp_path))
+    assert default_path() == tmp_path / "kernels.sqlite"
+    monkeypatch.delenv("RLFLOW_TVM_HOME")
+    assert default_path().parts[-3:] == (".cache", "rlflow_tvm", "kernels.sqlite")
+
+
+def test_other_schema_version(tmp_path):
+    path = tmp_path / "k.sqlite"
+    KernelDatabase(path).close()
+    with sqlite3.connect(path) as raw:
+        raw.execute("PRAGMA user_version = 99")
+    raw.close()
+    with pytest.raises(CostError, match=r"k\.sqlite has schema version 99.*move the file away"):
+        KernelDatabase(path)
+    assert path.exists()
+
+
+def test_somebody_elses_database(tmp_path):
+    path = tmp_path / "k.sqlite"
+    with sqlite3.connect(path) as raw:
+        raw.execute("CREATE TABLE theirs (x)")
+    raw.close()
+    with pytest.raises(CostError, match="schema version 0"):
+        KernelDatabase(path)
+
+
+def test_no_database_at_all(tmp_path):
+    path = tmp_path / "k.sqlite"
+    path.write_bytes(b"this is a text file, and long enough to be looked at " * 40)
+    with pytest.raises(CostError, match=r"k\.sqlite cannot be used .*not a database.*move the file away"):
+        KernelDatabase(path)
+    assert path.read_bytes().startswith(b"this is")
+
+
+def test_damaged_pages(tmp_path):
+    path = tmp_path / "k.sqlite"
+    with KernelDatabase(path) as database:
+        for i in range(2000):
+            database.put(f"k{i}", "t", "1", GOOD)
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (size - 8192))
+    with KernelDatabase(path) as database, pytest.raises(CostError, match="cannot be used"):
+        database.get("k1000", "t", "1")
+    assert path.stat().st_size == size
+
+
+def test_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CostError, match="cannot be used"):
+        KernelDatabase(tmp_path / "file" / "k.sqlite")
+
+
+def test_two_writers_and_a_reader(tmp_path):
+    path = tmp_path / "k.sqlite"
+    writers = [write(path, tag, 200) for tag in "ab"]  # both find no file, and race to make the table
+    with KernelDatabase(path) as reader:
+        seen = 0
+        while any(writer.poll() is None for writer in writers):
+            rows = len(reader)
+            assert rows >= seen
+            seen = rows
+            time.sleep(0.01)
+        for writer in writers:
+            writer.communicate()
+            assert writer.returncode == 0
+        assert len(reader) == 400
+        assert reader.get("b-199", "target", "1") == Measurement(run_secs=200.0)
+
+
+def test_kill_9(tmp_path):
+    path = tmp_path / "k.sqlite"
+    with KernelDatabase(path) as reader:
+        for attempt in range(5):
+            writer = write(path, f"w{attempt}", 1_000_000)
+            acknowledged = -1
+            for line in writer.stdout:
+                acknowledged = int(line)
+                if acknowledged == 20 + 37 * attempt:
+                    os.kill(writer.pid, signal.SIGKILL)
+                    break
+            rest, _ = writer.communicate()
+            complete = [line for line in rest.split("\n")[:-1] if line]
+            acknowledged = int(complete[-1]) if complete else acknowledged
+            assert writer.returncode == -signal.SIGKILL
+            for i in range(acknowledged + 1):
+                assert reader.get(f"w{attempt}-{i}", "target", "1") == Measurement(run_secs=1.0 + i)
+    raw = sqlite3.connect(path)
+    assert raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    raw.close()

@@ -1,0 +1,120 @@
+"""Whole models in processes of their own: results, statistics, and clear errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from rlflow_tvm.cost import Candidate, EndToEnd, export_library, measure_interleaved, measure_module
+from rlflow_tvm.cost import end_to_end as module
+from rlflow_tvm.errors import CostError
+
+X = np.arange(6, dtype="float32").reshape(2, 3)
+Y = np.full((2, 3), 10, "float32")
+
+
+@pytest.fixture(scope="module")
+def library(target, tmp_path_factory):
+    """A library of main(x, y) -> (x + y, (x * y,))."""
+    builder = relax.BlockBuilder()
+    x, y = (relax.Var(name, relax.TensorType((2, 3), "float32")) for name in "xy")
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            total, product = builder.emit(relax.op.add(x, y)), builder.emit(relax.op.multiply(x, y))
+            out = builder.emit_output(relax.Tuple([total, relax.Tuple([product])]))
+        builder.emit_func_output(out)
+    path = tmp_path_factory.mktemp("library") / "model.so"
+    return export_library(builder.get(), target, path, relax.get_pipeline("default"))
+
+
+@pytest.fixture(scope="module")
+def onnx_file(tmp_path_factory):
+    """An ONNX file of main(a, b) -> a - b."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 3]) for name in "abc"]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Sub", ["a", "b"], ["c"])], "sub", values[:2], values[2:])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    path = tmp_path_factory.mktemp("onnx") / "model.onnx"
+    onnx.save(model, path)
+    return Candidate("onnx", path)
+
+
+def test_interleaved(library, onnx_file):
+    progress = []
+    results = measure_interleaved(
+        {"ours": library, "theirs": onnx_file, "again": library},
+        [X, Y],
+        rounds=2,
+        threads=2,
+        on_progress=lambda done, total: progress.append((done, total)),
+    )
+    assert list(results) == ["ours", "theirs", "again"]
+    assert progress == [(i, 6) for i in range(1, 7)]
+    for result in results.values():
+        assert [len(calls) for calls in result.rounds] == [200, 200]  # so small a model reaches the bound
+        low, high = result.quartiles
+        assert 0 < low <= result.run_secs <= high
+    for name in ("ours", "again"):
+        for got, want in zip(results[name].outputs, [X + Y, X * Y], strict=True):
+            np.testing.assert_array_equal(got, want)
+    (got,) = results["theirs"].outputs
+    np.testing.assert_array_equal(got, X - Y)
+
+
+def test_measure_module_with_our_pipeline(target):
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.add(x, relax.const(Y)))
+        builder.emit_func_output(out)
+    result = measure_module(builder.get(), target, [X], rounds=1)
+    (got,) = result.outputs
+    np.testing.assert_array_equal(got, X + Y)
+    assert len(result.rounds) == 1
+
+
+def test_statistics():
+    result = EndToEnd(rounds=((1.0, 3.0), (2.0, 4.0, 9.0)), outputs=())
+    assert result.samples == (1.0, 3.0, 2.0, 4.0, 9.0)
+    assert result.run_secs == 3.0
+    assert result.quartiles == (2.0, 4.0)
+    assert result.round_secs == (2.0, 4.0)
+
+
+def test_wrong_inputs(library, onnx_file):
+    with pytest.raises(CostError, match=r"candidate theirs .*2 inputs"):
+        measure_interleaved({"theirs": onnx_file}, [X], rounds=1)
+    with pytest.raises(CostError, match="candidate ours cannot be timed"):
+        measure_interleaved({"ours": library}, [X], rounds=1)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(CostError, match="candidate absent cannot be timed"):
+        measure_interleaved({"absent": Candidate("tvm", tmp_path / "absent.so")}, [X], rounds=1)
+
+
+def test_onnxruntime_missing(monkeypatch):
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(CostError, match="pip install onnxruntime"):
+        measure_interleaved({"theirs": Candidate("onnx", "x.onnx")}, [X])
+
+
+def test_no_rounds(library):
+    with pytest.raises(CostError, match="0 rounds"):
+        measure_interleaved({"ours": library}, [X, Y], rounds=0)
+
+
+def test_linker_missing(target, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for variable in ("CXX", "CC"):
+        monkeypatch.delenv(variable, raising=False)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2,), "float32"))
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.op.exp(x)))
+    with pytest.raises(CostError, match=r"install a C\+\+ compiler"):
+        export_library(builder.get(), tvm.target.Target("llvm"), tmp_path / "m.so", relax.get_pipeline("default"))

@@ -1,0 +1,169 @@
+"""The timer: seconds, each kind of error as a value, the database in front, worker restarts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tvm
+from cost_kernels import SCHEDULE, FakeKernel, add, endless, far_read, gather, matmul
+
+from rlflow_tvm.cost import KernelDatabase, KernelTimer, target_key
+from rlflow_tvm.cost.machine import cores, cpu_model
+from rlflow_tvm.cost.timer import LAUNCH_KEY
+from rlflow_tvm.errors import CostError
+
+
+@pytest.mark.parametrize(
+    "func",
+    [
+        add(3, 5),
+        add(),
+        add(2, 2, dtype="int8"),
+        add(2, 2, dtype="float16"),
+        add(2, 2, dtype="bfloat16"),
+        matmul(4, 8, 16),
+        gather(3, 4, 5),
+    ],
+    ids=["add", "scalar", "int8", "float16", "bfloat16", "matmul", "gather"],
+)
+def test_seconds(timer, func):
+    (measurement,) = timer.measure([FakeKernel(func, f"seconds{tvm.ir.save_json(func)}")])
+    assert measurement.error is None
+    assert measurement.run_secs > 0
+    assert 1 <= measurement.repeats <= 50
+    assert measurement.spread >= 0
+
+
+def test_errors_are_values_and_do_not_spoil_the_next(target):
+    with KernelTimer(target, timeout_secs=4.0, schedule=SCHEDULE) as timer:
+        kernels = [FakeKernel(f, name) for name, f in [("crash", far_read()), ("hang", endless), ("good", add(4))]]
+        crash, hang, good = timer.measure(kernels)
+        assert (crash.error_kind, crash.error) == ("crash", "the worker died of SIGSEGV")
+        assert (hang.error_kind, hang.run_secs) == ("timeout", None)
+        assert "4 s" in hang.error
+        assert good.ok
+        assert timer.measured == 3
+
+
+def test_build_error(target):
+    with KernelTimer(target, schedule="cost_kernels:refuse") as timer:
+        (measurement,) = timer.measure([FakeKernel(add(4), "k")])
+    assert measurement.error_kind == "build"
+    assert measurement.error == "ValueError: no schedule for 3 parameters on llvm"
+
+
+def test_run_error(timer):
+    n = tvm.tirx.Var("n", "int64")
+    a = tvm.te.placeholder((n,), name="a")
+    func = tvm.te.create_prim_func([a, tvm.te.compute((n,), lambda i: a[i] + 1.0)])
+    (measurement,) = timer.measure([FakeKernel(func, "symbolic")])
+    assert measurement.error_kind == "run"
+    assert "static shapes" in measurement.error
+
+
+def test_unusable_schedule(target):
+    with KernelTimer(target, schedule="cost_kernels:absent") as timer, pytest.raises(CostError, match="absent"):
+        timer.measure([FakeKernel(add(4), "k")])
+
+
+def test_order_progress_and_equal_kernels(timer):
+    before = timer.measured
+    a, b = FakeKernel(add(7), "order-a"), FakeKernel(matmul(3, 3, 3), "order-b")
+    calls = []
+    first = timer.measure([a, b, a], lambda done, total: calls.append((done, total)))
+    assert calls == [(1, 2), (2, 2)]
+    assert first[0] is first[2]
+    assert timer.measure([b, a]) == [first[1], first[0]]
+    assert timer.measured - before == 2
+
+
+def test_database_is_asked_first_and_errors_are_kept(target, tmp_path):
+    kernels = [FakeKernel(add(4), "good"), FakeKernel(far_read(), "bad")]
+    with KernelDatabase(tmp_path / "k.sqlite") as database:
+        with KernelTimer(target, database, schedule=SCHEDULE) as timer:
+            measured = timer.measure(kernels)
+        assert database.get("good", target_key(target), timer.version) == measured[0]
+        with KernelTimer(target, database, schedule=SCHEDULE) as timer:
+            assert timer.measure(kernels) == measured
+            assert timer.measured == 0
+        other = KernelTimer(tvm.target.Target({"kind": "llvm", "num-cores": 1}), database, schedule=SCHEDULE)
+        assert other.lookup("good") is None
+        assert KernelTimer(target, database, schedule=SCHEDULE, version="2").lookup("good") is None
+
+
+def test_launch_overhead(target):
+    with KernelDatabase(":memory:") as database:
+        with KernelTimer(target, database, schedule=SCHEDULE) as timer:
+            secs = timer.launch_secs()
+        assert 0 < secs < 1e-3  # a plausibility bound, three orders above what a slow machine takes
+        assert len(database) == 1
+        assert database.get(LAUNCH_KEY, target_key(target), "1").run_secs == secs
+        assert KernelTimer(target, database, schedule=SCHEDULE).launch_secs() == secs
+
+
+def test_worker_has_its_threads_and_no_torch(target):
+    with KernelTimer(target, schedule="cost_kernels:show_environment") as timer:
+        (measurement,) = timer.measure([FakeKernel(add(4), "k")])
+    assert measurement.error == "ValueError: TVM_NUM_THREADS=2 OMP_NUM_THREADS=1 torch=None"
+
+
+def test_a_killed_worker_is_replaced(target):
+    with KernelTimer(target, schedule=SCHEDULE) as timer:
+        assert timer.measure([FakeKernel(add(4), "a")])[0].ok
+        process = timer._worker._process
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert timer.measure([FakeKernel(add(5), "b")])[0].ok
+
+
+@pytest.mark.parametrize("kernel", ["add(4)", "endless"], ids=["idle", "hanging"])
+def test_no_worker_is_left_behind(kernel):
+    """The parent is killed -9: an idle worker sees the closed connection, a hanging one has its own alarm."""
+    script = (
+        "import tvm\n"
+        "from cost_kernels import *\n"
+        "from rlflow_tvm.cost import KernelTimer\n"
+        "target = tvm.target.Target({'kind': 'llvm', 'num-cores': 1})\n"
+        "timer = KernelTimer(target, schedule=SCHEDULE, timeout_secs=2.0)\n"
+        "timer.measure([FakeKernel(add(5), 'first')])\n"
+        "print(timer._worker._process.pid, flush=True)\n"
+        f"timer.measure([FakeKernel({kernel}, 'second')])\n"
+        "print('measured', flush=True)\n"
+        "import time; time.sleep(600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
+    worker = int(parent.stdout.readline())
+    if kernel == "endless":
+        time.sleep(0.5)  # let the kernel start; the outcome is the same if it has not
+    else:
+        assert parent.stdout.readline() == "measured\n"
+    parent.kill()
+    parent.communicate()
+    for _ in range(300):
+        status = Path(f"/proc/{worker}/stat")
+        if not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.1)
+    pytest.fail(f"worker {worker} outlives its parent")
+
+
+def test_target_key():
+    one = tvm.target.Target({"kind": "llvm", "mcpu": "znver4", "mattr": ["+avx2", "+fma"], "num-cores": 2})
+    same = tvm.target.Target({"kind": "llvm", "num-cores": 2, "mattr": ["+fma", "+avx2"], "mcpu": "znver4"})
+    assert target_key(one) == target_key(same)
+    assert cpu_model() in target_key(one)
+    for change in ({"num-cores": 4}, {"mcpu": "znver3"}, {"mattr": ["+fma"]}):
+        fields = {"kind": "llvm", "mcpu": "znver4", "mattr": ["+avx2", "+fma"], "num-cores": 2, **change}
+        assert target_key(tvm.target.Target(fields)) != target_key(one)
+
+
+def test_cores():
+    assert cores(tvm.target.Target({"kind": "llvm", "num-cores": 3})) == 3
+    assert cores(tvm.target.Target("llvm")) >= 1
