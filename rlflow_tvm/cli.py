@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -126,8 +126,26 @@ def progress_bar(title: str) -> Iterator[Callable[..., None]]:
         yield update
 
 
-def run(command: Callable[..., None]) -> None:
-    """Run a module's command; a bug shows Python's own traceback, short enough to report."""
+def run(command: Callable[..., None], lists: Mapping[str, Collection[str]] | None = None) -> None:
+    """Run a module's command; a bug shows Python's own traceback, short enough to report.
+
+    `lists` names options that take several values behind one mention, and those values.
+    """
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(command)
-    app()
+    app(args=_spread(sys.argv[1:], lists or {}))
+
+
+def _spread(args: list[str], lists: Mapping[str, Collection[str]]) -> list[str]:
+    """`--against a b` as `--against a --against b`, the form that the parser knows."""
+    result: list[str] = []
+    option = ""
+    for arg in args:
+        if option and arg in lists[option] and result[-1] != option:
+            result.append(option)
+        elif arg in lists:
+            option = arg
+        elif arg.startswith("-"):
+            option = ""
+        result.append(arg)
+    return result

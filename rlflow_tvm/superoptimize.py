@@ -29,7 +29,7 @@ def optimize(
     problem = RewriteProblem(mod, cost_model, rules)
     result = search.run(problem, progress)
     if result.state.actions:
-        check_state(result.state, problem.start, cost_model.target)
+        check_state(result.state, cost_model.target)
     return result
 
 

@@ -65,7 +65,8 @@ class TrainingOutcome:
         mean = "" if self.mean_return is None else f", mean return {self.mean_return:.2f}"
         return [
             *lines,
-            f"agent: {self.checkpoint} ({self.env_steps} steps, {self.episodes} episodes{mean}, {self.wall_secs:.0f} s)",
+            f"agent: {self.checkpoint} "
+            f"({self.env_steps} steps, {self.episodes} episodes{mean}, {self.wall_secs:.0f} s)",
         ]
 
 
@@ -127,10 +128,9 @@ def train_on_models(
     progress: Callable[[int, int, str], None] | None = None,
 ) -> TrainingOutcome:
     """Train `agent` on `models` (name -> ONNX file) until `steps` environment steps; see `rlflow_tvm.train`."""
-    from rlflow_tvm.agents import AGENTS, train
+    from rlflow_tvm.agents import agent_kind
 
-    if agent not in AGENTS:
-        raise UsageError(f"--agent {agent}: there are {', '.join(AGENTS)}")
+    kind = agent_kind(agent)
     names = [_file_name(model) for model in models]
     if len(set(names)) < len(names):
         raise UsageError("two models have the same file name: their plans would overwrite each other; rename one")
@@ -149,9 +149,9 @@ def train_on_models(
             if progress is not None:
                 progress(min(done, steps), steps, f"best {100 * plans.best_ratio:.1f} % of the start's cost")
 
-        result = train(
+        result = kind.train(
             env,
-            AGENTS[agent].config(),
+            kind.config(),
             steps,
             seed,
             out,

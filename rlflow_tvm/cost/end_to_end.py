@@ -24,6 +24,7 @@ _RUNNER = "rlflow_tvm.cost.runner"
 _BURST_SECS = 0.3
 _MIN_CALLS = 2
 _MAX_CALLS = 200
+_SLOW_SECS = 1.0  # a call this long is a burst by itself: waking threads and filling caches no longer shows in it
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ def measure_interleaved(
 
     `inputs` in the order of the models' parameters. `threads`: worker threads of each candidate (default: usable
     processors). Each lives in a process of its own and sleeps while it is not its turn. A burst lasts about 0.3 s, at
-    least two calls, and its first call, which wakes threads and fills caches, is not timed.
+    least two calls, and its first call, which wakes threads and fills caches, is not timed; a model that takes longer
+    than a second is called once a burst.
     `on_progress(done, total)` counts bursts. CostError naming the candidate that fails, takes longer than
     `timeout_secs` for a request, or needs ONNX Runtime where that is not installed.
     """
@@ -145,11 +147,12 @@ class _Runner:
         self._process = WorkerProcess(_RUNNER, threads)
         self._outputs: Path | None = None
         self._calls = _MIN_CALLS
+        self._wake = True
 
     def load(self, candidate: Candidate, inputs: Path, outputs: Path) -> None:
         self._outputs = outputs
         path = os.path.abspath(candidate.path)
-        self._ask(
+        loaded = self._ask(
             {
                 "op": "load",
                 "kind": candidate.kind,
@@ -159,11 +162,14 @@ class _Runner:
                 "threads": self._threads,
             }
         )
-        once = min(self._ask({"op": "burst", "calls": 1})["samples"])
+        if loaded["first_secs"] > _SLOW_SECS:
+            self._calls, self._wake = 1, False
+            return
+        once = min(self._ask({"op": "burst", "calls": 1, "wake": True})["samples"])
         self._calls = min(max(int(_BURST_SECS / once), _MIN_CALLS), _MAX_CALLS)
 
     def burst(self) -> tuple[float, ...]:
-        return tuple(self._ask({"op": "burst", "calls": self._calls})["samples"])
+        return tuple(self._ask({"op": "burst", "calls": self._calls, "wake": self._wake})["samples"])
 
     def outputs(self) -> tuple[np.ndarray, ...]:
         assert self._outputs is not None

@@ -1,0 +1,188 @@
+"""Comparing what the search found with TVM's default build, the strongest unsearched graph and ONNX Runtime.
+
+Two gains are kept apart. *Graph gain*: the searched graph against the strongest unsearched one (TVM's clean-up
+passes, with and without `ConvertLayout`), all compiled with the same kernels. *Kernel gain*: the same, unsearched
+graph by TVM's default pipeline against ours.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from rlflow_tvm.cost import Candidate, EndToEnd, export_library, measure_interleaved
+from rlflow_tvm.errors import UsageError
+from rlflow_tvm.frontend import random_inputs
+from rlflow_tvm.kernels import num_cores, vector_lanes
+from rlflow_tvm.verify import range_error
+
+SEARCHED = "rlflow_tvm, searched"
+UNSEARCHED = "rlflow_tvm, unsearched"
+CONVERTED = "rlflow_tvm, ConvertLayout"
+TVM_DEFAULT = "tvm-default"
+ONNXRUNTIME = "onnxruntime"
+AGAINST = (TVM_DEFAULT, ONNXRUNTIME)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate: seconds a run (median and quartiles) and its largest difference from the reference's outputs,
+    as a share of the output's range (None for the reference itself)."""
+
+    name: str
+    run_secs: float
+    quartiles: tuple[float, float]
+    error: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rows, and ratios old/new taken round by round (their median): above 1 is faster.
+
+    `graph_gain`: the strongest unsearched graph (`baseline`) over the searched one, same kernels. `kernel_gain`:
+    TVM's default over ours on the same graph; `against_onnxruntime`: ONNX Runtime's time over the searched module's.
+    None where a side was not measured.
+    """
+
+    rows: tuple[Row, ...]
+    baseline: str
+    graph_gain: float
+    kernel_gain: float | None
+    against_onnxruntime: float | None
+    reference: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rows": [{**row.__dict__, "quartiles": list(row.quartiles)} for row in self.rows],
+            "baseline": self.baseline,
+            "graph_gain": self.graph_gain,
+            "kernel_gain": self.kernel_gain,
+            "against_onnxruntime": self.against_onnxruntime,
+            "reference": self.reference,
+        }
+
+
+def check_names(against: Sequence[str]) -> None:
+    """UsageError for a name that is not in `AGAINST`."""
+    unknown = [name for name in against if name not in AGAINST]
+    if unknown:
+        raise UsageError(f"--against {unknown[0]}: there are {', '.join(AGAINST)}")
+
+
+def converted_layout(mod: tvm.IRModule, lanes: int) -> tvm.IRModule:
+    """TVM's own blocked-layout pass over `mod`, with its clean-up passes: what a user gets without a search."""
+    layouts = {"relax.nn.conv2d": [f"NCHW{lanes}c", f"OIHW{lanes}o"]}
+    return cleaned(relax.transform.ConvertLayout(layouts)(mod))
+
+
+def cleaned(mod: tvm.IRModule) -> tvm.IRModule:
+    """TVM's clean-up passes."""
+    passes = [
+        relax.transform.CanonicalizeBindings(),
+        relax.transform.EliminateCommonSubexpr(),
+        relax.transform.DeadCodeElimination(),
+    ]
+    return tvm.transform.Sequential(passes)(mod)
+
+
+def compare(
+    original: tvm.IRModule,
+    searched: tvm.IRModule,
+    onnx_file: Path,
+    target: tvm.target.Target,
+    against: Sequence[str],
+    *,
+    rounds: int = 10,
+    seed: int = 0,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Comparison:
+    """Compile and time everything in interleaved rounds, and compare the outputs.
+
+    Args:
+        original: the imported model (bound form); `searched`: what the search made of it.
+        onnx_file: the file both came from.
+        target: what to compile for; its `num-cores` threads are used by every candidate.
+        against: names in `AGAINST`.
+
+    Raises:
+        UsageError: an unknown name in `against`.
+        CostError: a candidate cannot be built or run.
+    """
+    check_names(against)
+    inputs = list(random_inputs(original, seed).values())
+    with tempfile.TemporaryDirectory() as folder:
+        candidates = _build(Path(folder), original, searched, onnx_file, target, against, progress)
+        measured = measure_interleaved(
+            candidates,
+            inputs,
+            rounds,
+            threads=num_cores(target),
+            on_progress=None if progress is None else lambda done, total: progress(done, total, "timing"),
+        )
+    return _summary(measured)
+
+
+def _build(
+    folder: Path,
+    original: tvm.IRModule,
+    searched: tvm.IRModule,
+    onnx_file: Path,
+    target: tvm.target.Target,
+    against: Sequence[str],
+    progress: Callable[[int, int, str], None] | None,
+) -> dict[str, Candidate]:
+    modules = {SEARCHED: searched, UNSEARCHED: cleaned(original)}
+    if _has_convolutions(original):
+        modules[CONVERTED] = converted_layout(original, vector_lanes(target))
+    if TVM_DEFAULT in against:
+        modules[TVM_DEFAULT] = original
+    candidates = {}
+    for number, (name, mod) in enumerate(modules.items()):
+        if progress is not None:
+            progress(number, len(modules), f"building {name}")
+        default = relax.get_pipeline("default_build") if name == TVM_DEFAULT else None
+        candidates[name] = export_library(mod, target, folder / f"{number}.so", default)
+    if ONNXRUNTIME in against:
+        candidates[ONNXRUNTIME] = Candidate("onnx", onnx_file)
+    return candidates
+
+
+def _has_convolutions(mod: tvm.IRModule) -> bool:
+    found = []
+
+    def visit(expr: relax.Expr) -> None:
+        if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op) and expr.op.name == "relax.nn.conv2d":
+            found.append(expr)
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    return bool(found)
+
+
+def _summary(measured: Mapping[str, EndToEnd]) -> Comparison:
+    reference = ONNXRUNTIME if ONNXRUNTIME in measured else UNSEARCHED
+    expected = measured[reference].outputs
+    rows = tuple(
+        Row(name, m.run_secs, m.quartiles, None if name == reference else range_error(m.outputs, expected))
+        for name, m in measured.items()
+    )
+    baseline = min((n for n in (UNSEARCHED, CONVERTED) if n in measured), key=lambda n: measured[n].run_secs)
+    return Comparison(
+        rows,
+        baseline,
+        _gain(measured[baseline], measured[SEARCHED]),
+        _gain(measured[TVM_DEFAULT], measured[UNSEARCHED]) if TVM_DEFAULT in measured else None,
+        _gain(measured[ONNXRUNTIME], measured[SEARCHED]) if ONNXRUNTIME in measured else None,
+        reference,
+    )
+
+
+def _gain(old: EndToEnd, new: EndToEnd) -> float:
+    """Median over the rounds of old/new: a round's two sides saw the same machine."""
+    return float(np.median([a / b for a, b in zip(old.round_secs, new.round_secs, strict=True)]))

@@ -1,0 +1,10 @@
+"""ONNX in: read, cleaned, imported; the evaluation models; ONNX Runtime as the reference."""
+
+from __future__ import annotations
+
+from rlflow_tvm.frontend.importer import from_onnx
+from rlflow_tvm.frontend.inputs import random_inputs
+from rlflow_tvm.frontend.load import load_onnx
+from rlflow_tvm.frontend.reference import onnxruntime_outputs
+
+__all__ = ["from_onnx", "load_onnx", "onnxruntime_outputs", "random_inputs"]

@@ -1,0 +1,143 @@
+"""Batch normalisation in inference is `y = scale * x + shift` for each channel: folded into the convolution before
+it where that convolution has no other user, and otherwise written as one multiplication and one addition.
+
+scale = gamma / sqrt(var + epsilon), shift = beta - mean * scale (Ioffe and Szegedy 2015, algorithm 2, line 11).
+Multiplications and additions of a constant for each channel that follow (Caffe's Scale layer) are taken along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from rlflow_tvm.frontend.graph import Graph, attributes
+
+
+@dataclass(frozen=True)
+class ChannelAffine:
+    """`y = scale * x + shift`, both float64 of shape (channels,)."""
+
+    scale: np.ndarray
+    shift: np.ndarray
+
+    def then(self, after: ChannelAffine) -> ChannelAffine:
+        """This map followed by `after`."""
+        return ChannelAffine(self.scale * after.scale, self.shift * after.scale + after.shift)
+
+
+def fold_affine(graph: Graph) -> None:
+    """Fold per-channel affine nodes (needs `graph.types`). A chain begins at a convolution with constant weights or
+    at a batch normalisation, and runs on as long as the value has one reader and that reader is affine."""
+    nodes = graph.nodes
+    reader = _only_readers(graph)
+    place = {output: i for i, node in enumerate(nodes) for output in node.output if output}
+    new: dict[int, list[onnx.NodeProto]] = {}
+    for i, node in enumerate(nodes):
+        if i in new:
+            continue
+        if node.op_type == "Conv" and _constant_weights(graph, node):
+            chain, affine = _chain(graph, node, reader, None)
+        elif node.op_type == "BatchNormalization":
+            affine = _batch_norm(graph, node)
+            chain, affine = ([], None) if affine is None else _chain(graph, node, reader, affine)
+        else:
+            continue
+        if affine is None:
+            continue
+        end = chain[-1].output[0] if chain else node.output[0]
+        new.update({place[n.output[0]]: [] for n in chain})
+        new[i] = (_into_conv if node.op_type == "Conv" else _as_nodes)(graph, node, affine, end)
+    if new:
+        graph.nodes = [n for i, node in enumerate(nodes) for n in new.get(i, [node])]
+
+
+def _only_readers(graph: Graph) -> dict[str, onnx.NodeProto]:
+    """Value -> its reader, for the values that are read once, and by a node."""
+    uses = graph.uses()
+    return {name: node for node in graph.nodes for name in node.input if uses[name] == 1}
+
+
+def _constant_weights(graph: Graph, conv: onnx.NodeProto) -> bool:
+    return all(graph.is_constant(name) for name in conv.input[1:]) and conv.input[1] in graph.constants
+
+
+def _chain(
+    graph: Graph, start: onnx.NodeProto, reader: dict[str, onnx.NodeProto], affine: ChannelAffine | None
+) -> tuple[list[onnx.NodeProto], ChannelAffine | None]:
+    chain: list[onnx.NodeProto] = []
+    value = start.output[0]
+    shape = graph.shape(value)
+    while shape is not None and len(shape) > 1 and value in reader:
+        node = reader[value]
+        step = _batch_norm(graph, node) if node.op_type == "BatchNormalization" else _constant_step(graph, node, value)
+        if step is None or list(node.input).count(value) != 1 or graph.shape(node.output[0]) != shape:
+            break
+        affine = step if affine is None else affine.then(step)
+        chain.append(node)
+        value = node.output[0]
+    return chain, affine
+
+
+def _batch_norm(graph: Graph, node: onnx.NodeProto) -> ChannelAffine | None:
+    attrs = attributes(node)
+    if attrs.get("training_mode", 0) or not attrs.get("spatial", 1) or any(node.output[1:]):
+        return None
+    if not all(name in graph.constants for name in node.input[1:5]):
+        return None
+    gamma, beta, mean, var = (graph.constants[name].astype(np.float64) for name in node.input[1:5])
+    scale = gamma / np.sqrt(var + attrs.get("epsilon", 1e-5))
+    return ChannelAffine(scale, beta - mean * scale)
+
+
+def _constant_step(graph: Graph, node: onnx.NodeProto, value: str) -> ChannelAffine | None:
+    if node.op_type not in ("Mul", "Add", "Sub", "Div"):
+        return None
+    if node.op_type in ("Sub", "Div") and node.input[0] != value:
+        return None
+    other = node.input[1] if node.input[0] == value else node.input[0]
+    shape = graph.shape(value)
+    if other not in graph.constants or shape is None:
+        return None
+    array = graph.constants[other]
+    full = (1,) * (len(shape) - array.ndim) + array.shape
+    if len(full) != len(shape) or any(d != 1 for i, d in enumerate(full) if i != 1):
+        return None
+    operand = np.broadcast_to(array.reshape(-1).astype(np.float64), (shape[1],))
+    one, zero = np.ones(shape[1]), np.zeros(shape[1])
+    if node.op_type == "Mul":
+        return ChannelAffine(operand, zero)
+    if node.op_type == "Div":
+        return ChannelAffine(one / operand, zero)
+    return ChannelAffine(one, operand if node.op_type == "Add" else -operand)
+
+
+def _into_conv(graph: Graph, conv: onnx.NodeProto, affine: ChannelAffine, output: str) -> list[onnx.NodeProto]:
+    weight = graph.constants[conv.input[1]]
+    bias = graph.constants[conv.input[2]] if len(conv.input) > 2 and conv.input[2] else np.zeros(weight.shape[0])
+    scaled = (weight * affine.scale.reshape(-1, *[1] * (weight.ndim - 1))).astype(weight.dtype)
+    shifted = (bias * affine.scale + affine.shift).astype(weight.dtype)
+    names = [graph.fresh_name(f"{conv.input[1]}.folded"), graph.fresh_name(f"{conv.output[0]}.bias")]
+    graph.constants.update(zip(names, (scaled, shifted), strict=True))
+    folded = onnx.NodeProto()
+    folded.CopyFrom(conv)
+    del folded.input[:]
+    folded.input.extend([conv.input[0], *names])
+    folded.output[0] = output
+    return [folded]
+
+
+def _as_nodes(graph: Graph, node: onnx.NodeProto, affine: ChannelAffine, output: str) -> list[onnx.NodeProto]:
+    dtype = graph.constants[node.input[1]].dtype
+    rank = len(graph.shape(node.output[0]) or (0, 0))
+    scale, shift = (graph.fresh_name(f"{node.output[0]}.{part}") for part in ("scale", "shift"))
+    for name, array in ((scale, affine.scale), (shift, affine.shift)):
+        graph.constants[name] = array.astype(dtype).reshape(-1, *[1] * (rank - 2))
+    scaled = graph.fresh_name(f"{node.output[0]}.scaled")
+    graph.types[scaled] = graph.types[node.output[0]]
+    return [
+        helper.make_node("Mul", [node.input[0], scale], [scaled], name=f"{node.name}.scale"),
+        helper.make_node("Add", [scaled, shift], [output], name=f"{node.name}.shift"),
+    ]

@@ -1,0 +1,183 @@
+"""ONNX in, cleaned ONNX out: checked, static, and free of what is known before the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+from google.protobuf.message import EncodeError
+from onnx import inliner
+
+from rlflow_tvm.errors import FrontendError
+from rlflow_tvm.frontend.affine import fold_affine
+from rlflow_tvm.frontend.fold import fold_constants, infer_types
+from rlflow_tvm.frontend.graph import Graph, inputs_of, split
+from rlflow_tvm.frontend.load import one_line
+from rlflow_tvm.frontend.opset import OLDEST_OPSET, convert
+from rlflow_tvm.frontend.padding import resolve_padding
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def clean(model: onnx.ModelProto, label: str, shapes: Shapes | None = None) -> Graph:
+    """Check `model`, fix its input shapes and remove all that need not be computed at run time.
+
+    In this order: local functions inlined, operator sets below 7 converted, initialisers no longer inputs, input
+    shapes set, shapes and constants folded, `Identity` and inference `Dropout` removed, `auto_pad` written out, batch
+    normalisation folded.
+
+    Raises:
+        FrontendError: the model is invalid, an input has a dynamic dimension without an entry in `shapes`, or
+            `shapes` does not fit the inputs.
+    """
+    if model.functions:
+        model = _inline(model, label)
+    graph = split(model, label)
+    if graph.model.graph.sparse_initializer:
+        raise FrontendError(f"{label}: sparse weights are not supported: store them as dense tensors")
+    _check(graph)
+    if graph.opset < OLDEST_OPSET:
+        convert(graph)
+    _set_shapes(graph, shapes or {})
+    fold_constants(graph)
+    remove_identities(graph)
+    resolve_padding(graph)
+    fold_affine(graph)
+    prune(graph)
+    infer_types(graph)
+    return graph
+
+
+def _inline(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
+    try:
+        return inliner.inline_local_functions(model)
+    except (ValueError, RuntimeError, EncodeError) as error:
+        raise FrontendError(
+            f"{label}: its local functions cannot be inlined ({one_line(error)}): export the model without functions"
+        ) from error
+
+
+def _check(graph: Graph) -> None:
+    skeleton, _ = graph.skeleton()
+    for info in [*skeleton.graph.input, *skeleton.graph.output]:
+        if info.type.HasField("tensor_type"):  # the checker asks for a shape; outputs are inferred, inputs come later
+            info.type.tensor_type.shape.SetInParent()
+    try:
+        onnx.checker.check_model(skeleton)
+    except onnx.checker.ValidationError as error:
+        raise FrontendError(
+            f"{graph.label}: not a valid ONNX model ({one_line(error)}): export the model again"
+        ) from error
+
+
+def _set_shapes(graph: Graph, shapes: Shapes) -> None:
+    inputs = {i.name: i for i in graph.model.graph.input}
+    for name, shape in shapes.items():
+        if name not in inputs:
+            raise FrontendError(f"{graph.label}: no input {name!r}: it has the inputs {', '.join(inputs) or 'none'}")
+        if any(int(d) != d or d < 1 for d in shape):
+            raise FrontendError(f"{graph.label}: shape {tuple(shape)} of input {name!r}: give positive whole numbers")
+        _set_shape(graph, inputs[name], tuple(int(d) for d in shape))
+    for name, info in inputs.items():
+        _require_static(graph, name, info)
+    for output in graph.model.graph.output:  # inferred anew: the file's may be symbolic, or of another batch size
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.ClearField("shape")
+
+
+def _set_shape(graph: Graph, info: onnx.ValueInfoProto, shape: tuple[int, ...]) -> None:
+    tensor = info.type.tensor_type
+    if tensor.HasField("shape"):
+        dims = tensor.shape.dim
+        if len(dims) != len(shape):
+            raise FrontendError(
+                f"{graph.label}: shape {shape} for input {info.name!r} has {len(shape)} dimensions, "
+                f"the model's input has {len(dims)}: give {len(dims)} numbers"
+            )
+        for i, (dim, extent) in enumerate(zip(dims, shape, strict=True)):
+            if dim.dim_value > 0 and dim.dim_value != extent:
+                raise FrontendError(
+                    f"{graph.label}: shape {shape} for input {info.name!r}: its dimension {i} is fixed at "
+                    f"{dim.dim_value} in the model: give {dim.dim_value} there, or export the model with that "
+                    "dimension dynamic"
+                )
+    tensor.shape.CopyFrom(onnx.TensorShapeProto(dim=[onnx.TensorShapeProto.Dimension(dim_value=d) for d in shape]))
+
+
+def _require_static(graph: Graph, name: str, info: onnx.ValueInfoProto) -> None:
+    if not info.type.HasField("tensor_type"):
+        raise FrontendError(f"{graph.label}: input {name!r} is not a tensor: only tensor inputs are supported")
+    tensor = info.type.tensor_type
+    if not tensor.HasField("shape"):
+        raise FrontendError(
+            f"{graph.label}: input {name!r} has no shape: give one, for example --shape {name}=1,3,224,224"
+        )
+    for i, dim in enumerate(tensor.shape.dim):
+        if dim.dim_value <= 0:
+            called = f" ({dim.dim_param})" if dim.dim_param else ""
+            example = ",".join(str(d.dim_value) if d.dim_value > 0 else "1" for d in tensor.shape.dim)
+            raise FrontendError(
+                f"{graph.label}: dimension {i}{called} of input {name!r} is dynamic: "
+                f"give its shape, for example --shape {name}={example} (in Python: shapes={{{name!r}: ({example},)}})"
+            )
+
+
+def remove_identities(graph: Graph) -> None:
+    """Take out `Identity` and inference `Dropout`: whoever read their output reads their input.
+
+    Raises:
+        FrontendError: a `Dropout` in training mode, or one whose mask is read.
+    """
+    uses = graph.uses()
+    alias: dict[str, str] = {}
+    kept = []
+    for node in graph.nodes:
+        if node.op_type not in ("Identity", "Dropout") or node.domain not in ("", "ai.onnx"):
+            kept.append(node)
+            continue
+        if node.op_type == "Dropout":
+            _require_inference(graph, node, uses)
+        alias[node.output[0]] = alias.get(node.input[0], node.input[0])
+    if not alias:
+        return
+    for node in kept:
+        _rename(node, alias)
+    graph.nodes = kept
+    for output in graph.model.graph.output:
+        output.name = alias.get(output.name, output.name)
+
+
+def _require_inference(graph: Graph, node: onnx.NodeProto, uses: Mapping[str, int]) -> None:
+    training = node.input[2] if len(node.input) > 2 else ""
+    if training and not (training in graph.constants and not graph.constants[training].any()):
+        raise FrontendError(
+            f"{graph.label}: node {node.name!r} (Dropout) is in training mode: export the model in inference mode"
+        )
+    if len(node.output) > 1 and node.output[1] and uses[node.output[1]]:
+        raise FrontendError(
+            f"{graph.label}: the mask of node {node.name!r} (Dropout) is read: export the model in inference mode"
+        )
+
+
+def _rename(node: onnx.NodeProto, alias: Mapping[str, str]) -> None:
+    for i, name in enumerate(node.input):
+        if name in alias:
+            node.input[i] = alias[name]
+    for attribute in node.attribute:
+        for sub in [attribute.g] if attribute.HasField("g") else list(attribute.graphs):
+            for inner in sub.node:
+                _rename(inner, alias)
+            for output in sub.output:
+                output.name = alias.get(output.name, output.name)
+
+
+def prune(graph: Graph) -> None:
+    """Drop nodes and constants that no output needs."""
+    needed = set(graph.output_names)
+    kept = []
+    for node in reversed(graph.nodes):
+        if needed.intersection(node.output):
+            kept.append(node)
+            needed.update(inputs_of(node))
+    graph.nodes = kept[::-1]
+    graph.constants = {name: array for name, array in graph.constants.items() if name in needed}

@@ -1,0 +1,125 @@
+"""Folding in ONNX: shapes become constants, and whatever hangs on constants alone is evaluated, with numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from rlflow_tvm.errors import FrontendError
+from rlflow_tvm.frontend.graph import Graph, attributes
+from rlflow_tvm.frontend.load import one_line
+
+_RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli"})
+_MOST_ELEMENTS = 2**30
+_STANDARD_DOMAINS = ("", "ai.onnx")
+
+
+def infer_types(graph: Graph) -> None:
+    """Fill `graph.types` by ONNX shape inference (with data propagation).
+
+    Raises:
+        FrontendError: the shapes of the graph contradict each other.
+    """
+    model, aside = graph.skeleton()
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        raise FrontendError(
+            f"{graph.label}: shape inference failed ({one_line(error)}): "
+            "check the model, and the shapes given for its inputs"
+        ) from error
+    infos = [*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output]
+    graph.types = {i.name: i.type.tensor_type for i in infos if i.name not in aside and i.type.HasField("tensor_type")}
+
+
+def fold_constants(graph: Graph) -> None:
+    """Evaluate all that is known before the model runs, until nothing more is found.
+
+    A round infers shapes, turns `Shape` and `Size` of a static value (and a constant's `CastLike` one) into
+    constants and evaluates the nodes whose inputs are all constant; the next round's inference sees the new
+    constants. Random and control-flow nodes stay.
+    """
+    while True:
+        infer_types(graph)
+        kept, folded = [], 0
+        for node in graph.nodes:
+            values = _value(graph, node)
+            if values is None:
+                kept.append(node)
+                continue
+            folded += 1
+            for name, value in zip(node.output, values, strict=False):
+                if name:
+                    graph.constants[name] = value
+        if not folded:
+            return
+        graph.nodes = kept
+
+
+def _value(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
+    if node.domain not in _STANDARD_DOMAINS or node.op_type in _RANDOM:
+        return None
+    if node.op_type in ("Shape", "Size"):
+        shape = graph.shape(node.input[0])
+        return None if shape is None else [_shape_value(node, shape)]
+    if node.op_type == "CastLike" and node.input[0] in graph.constants and (like := graph.types.get(node.input[1])):
+        return [graph.constants[node.input[0]].astype(helper.tensor_dtype_to_np_dtype(like.elem_type))]
+    if any(a.HasField("g") or a.graphs for a in node.attribute):
+        return None
+    if not all(graph.is_constant(name) for name in node.input):
+        return None
+    return evaluate(graph, node)
+
+
+def _shape_value(node: onnx.NodeProto, shape: tuple[int, ...]) -> np.ndarray:
+    if node.op_type == "Size":
+        return np.array(int(np.prod(shape, dtype=np.int64)), np.int64)
+    attrs = attributes(node)
+    return np.array(shape[attrs.get("start", 0) : attrs.get("end", len(shape))], np.int64)
+
+
+def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
+    """The outputs of a node whose inputs are all constant; None where ONNX's reference does not know the operator.
+
+    Raises:
+        FrontendError: the reference refuses the node's inputs, or the result would fill the memory.
+    """
+    for name in node.output:
+        shape = graph.shape(name)
+        if shape is not None and np.prod(shape, dtype=np.float64) > _MOST_ELEMENTS:
+            raise FrontendError(
+                f"{graph.label}: node {node.name!r} ({node.op_type}) makes a constant of shape {shape}: "
+                f"more than {_MOST_ELEMENTS} elements are refused, check the model"
+            )
+    if node.op_type == "ConstantOfShape":  # the one operator that old files hold by the hundred
+        value = attributes(node).get("value")
+        fill = onnx.numpy_helper.to_array(value).reshape(()) if value is not None else np.float32(0)
+        return [np.full(tuple(graph.constants[node.input[0]].reshape(-1).tolist()), fill)]
+    names = list(dict.fromkeys(name for name in node.input if name))
+    model = helper.make_model(
+        helper.make_graph(
+            [node],
+            "constant",
+            [helper.make_value_info(name, onnx.TypeProto()) for name in names],
+            [helper.make_value_info(name, onnx.TypeProto()) for name in node.output if name],
+        ),
+        opset_imports=list(graph.model.opset_import),
+        ir_version=graph.model.ir_version,
+    )
+    try:
+        session = ReferenceEvaluator(model)
+    except (NotImplementedError, KeyError):  # the reference has no such operator: TVM evaluates it at run time
+        return None
+    try:
+        found = session.run(None, {name: graph.constants[name] for name in names})
+    except NotImplementedError:
+        return None
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:
+        raise FrontendError(
+            f"{graph.label}: node {node.name!r} ({node.op_type}) of constants cannot be evaluated "
+            f"({one_line(error)}): check the model with onnx.checker"
+        ) from error
+    values = iter(found)
+    return [np.asarray(next(values)) if name else np.empty(0) for name in node.output]

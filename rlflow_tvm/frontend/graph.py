@@ -1,0 +1,144 @@
+"""The form in which a model is cleaned: nodes in a light ModelProto, tensors beside it as numpy arrays.
+
+ONNX's own tools (checker, shape inference, version converter) serialise the whole model at each call. Keeping the
+weights aside makes them cheap for any size, and lifts their limit of 2 GB.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+_SHORT = 1024  # elements; constants up to here (shapes, axes, bounds) stay readable for ONNX's tools and the importer
+
+
+@dataclass
+class Graph:
+    """A model under cleaning. `model` has no initialisers; `constants` holds every constant tensor by name."""
+
+    model: onnx.ModelProto
+    constants: dict[str, np.ndarray]
+    label: str
+    types: dict[str, onnx.TypeProto.Tensor] = field(default_factory=dict)
+    """Inferred tensor type of each value (filled by `infer_types`)."""
+
+    @property
+    def nodes(self) -> list[onnx.NodeProto]:
+        """The nodes in topological order."""
+        return list(self.model.graph.node)
+
+    @nodes.setter
+    def nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        kept = list(nodes)
+        fresh = onnx.GraphProto()
+        fresh.node.extend(kept)
+        del self.model.graph.node[:]
+        self.model.graph.node.extend(fresh.node)
+
+    @property
+    def opset(self) -> int:
+        """Version of the standard operator set."""
+        return next((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), 1)
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the graph's outputs, in order."""
+        return [o.name for o in self.model.graph.output]
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Static shape of a value, None when a dimension (or the rank) is not known."""
+        if name in self.constants:
+            return self.constants[name].shape
+        tensor = self.types.get(name)
+        if tensor is None or not tensor.HasField("shape"):
+            return None
+        dims = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
+        return None if any(d < 0 for d in dims) else tuple(dims)
+
+    def rank(self, name: str) -> int | None:
+        """Number of dimensions of a value, None when it is not known."""
+        if name in self.constants:
+            return self.constants[name].ndim
+        tensor = self.types.get(name)
+        return len(tensor.shape.dim) if tensor is not None and tensor.HasField("shape") else None
+
+    def uses(self) -> Counter[str]:
+        """How often each value is read: by nodes, by nodes of their subgraphs, and as a graph output."""
+        count: Counter[str] = Counter(self.output_names)
+        for node in self.nodes:
+            count.update(inputs_of(node))
+        return count
+
+    def fresh_name(self, stem: str) -> str:
+        """A name that no value has yet."""
+        taken = set(self.constants) | {i.name for i in self.model.graph.input}
+        taken.update(o for n in self.model.graph.node for o in n.output)
+        name, count = stem, 0
+        while name in taken:
+            count += 1
+            name = f"{stem}_{count}"
+        return name
+
+    def is_constant(self, name: str) -> bool:
+        """Whether the value is known now. The empty name (an input left out) counts as known."""
+        return not name or name in self.constants
+
+    def skeleton(self) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+        """A light copy of the model for ONNX's tools: short and integer constants as initialisers,
+        all others as additional graph inputs behind the real ones, whose arrays are returned."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        aside: dict[str, np.ndarray] = {}
+        for name, array in self.constants.items():
+            if array.size <= _SHORT or array.dtype.kind not in "fV":
+                model.graph.initializer.append(numpy_helper.from_array(array, name))
+            else:
+                aside[name] = array
+                elem_type = helper.np_dtype_to_tensor_dtype(array.dtype)
+                model.graph.input.append(helper.make_tensor_value_info(name, elem_type, array.shape))
+        return model, aside
+
+
+def split(model: onnx.ModelProto, label: str) -> Graph:
+    """Take the weights out of `model` (which is left as it was). Initialisers that are listed as graph inputs
+    (files older than IR version 4) are inputs no longer; unnamed nodes get a name, for messages."""
+    light = onnx.ModelProto()
+    light.ir_version = max(model.ir_version, 8)
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    graph = model.graph
+    constants = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    light.graph.name = graph.name or "main"
+    light.graph.input.extend(i for i in graph.input if i.name not in constants)
+    light.graph.output.extend(graph.output)
+    light.graph.sparse_initializer.extend(graph.sparse_initializer)
+    light.graph.node.extend(graph.node)
+    name_nodes(light.graph)
+    return Graph(light, constants, label)
+
+
+def name_nodes(graph: onnx.GraphProto) -> None:
+    """Give every unnamed node a name made of its operator and its place."""
+    for i, node in enumerate(graph.node):
+        node.name = node.name or f"{node.op_type}_{i}"
+
+
+def inputs_of(node: onnx.NodeProto) -> list[str]:
+    """The names a node reads, those read inside its subgraphs included."""
+    names = [i for i in node.input if i]
+    for attribute in node.attribute:
+        for sub in [attribute.g] if attribute.HasField("g") else list(attribute.graphs):
+            for inner in sub.node:
+                names.extend(inputs_of(inner))
+            names.extend(o.name for o in sub.output)
+    return names
+
+
+def attributes(node: onnx.NodeProto) -> dict[str, object]:
+    """The node's attributes as Python values."""
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}

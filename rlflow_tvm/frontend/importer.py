@@ -1,0 +1,202 @@
+"""Cleaned ONNX -> Relax, through TVM's importer."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import tvm
+from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from rlflow_tvm import ir
+from rlflow_tvm.errors import FrontendError
+from rlflow_tvm.frontend.bake import bake_constants
+from rlflow_tvm.frontend.clean import Shapes, clean
+from rlflow_tvm.frontend.converters import CONVERTERS
+from rlflow_tvm.frontend.graph import Graph
+from rlflow_tvm.frontend.load import load_onnx, one_line
+
+_MICROSOFT = frozenset(
+    {"BiasGelu", "EmbedLayerNormalization", "FastGelu", "Gelu", "MatMulInteger16", "SkipLayerNormalization"}
+)
+_HARMLESS = frozenset({"num_outputs", "seed", "storage_order", "tvm_custom"})
+"""Attributes that say nothing more of what is supported (Split's outputs are counted; the layout of MaxPool's indices)."""
+_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+
+
+def from_onnx(path_or_model: str | Path | onnx.ModelProto, shapes: Shapes | None = None) -> tvm.IRModule:
+    """Import an ONNX model: one dataflow block in `main`, static shapes, weights bound as constants.
+
+    `main` takes the model's inputs, in order and under their names; attribute `num_input` counts them. It returns a
+    tensor for one output, a tuple for several.
+
+    Args:
+        path_or_model: the file, or a loaded model (left as it is).
+        shapes: input name -> shape, needed for inputs with dynamic dimensions.
+
+    Raises:
+        FrontendError: the file cannot be read, is no valid ONNX model, has dynamic dimensions that `shapes` does not
+            fix or a shape that depends on data, or holds an operator that TVM cannot import.
+    """
+    model, label = load_onnx(path_or_model)
+    return import_graph(clean(model, label, shapes))
+
+
+def import_graph(graph: Graph) -> tvm.IRModule:
+    """Import a cleaned graph (see `clean.clean`)."""
+    _check_operators(graph)
+    skeleton, aside = graph.skeleton()
+    importer = _Importer(graph.label)
+    try:
+        # The importer prints the operator before it raises, and warns of each name: the error says both.
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            mod = importer.from_onnx(skeleton.graph, graph.opset)
+    except (ValueError, AssertionError) as error:  # outputs that are not tensors, a missing output of an operator
+        raise FrontendError(f"{graph.label}: TVM cannot import it ({one_line(error)})") from error
+    func = mod["main"]
+    count = len(graph.model.graph.input)
+    weights = {p: tvm.runtime.tensor(np.ascontiguousarray(aside[p.name])) for p in func.params[count:]}
+    out = tvm.IRModule(dict(mod.functions_items()))
+    out["main"] = func.bind_params(weights).with_attr("num_input", count)
+    return _tidy(out, graph)
+
+
+def _tidy(mod: tvm.IRModule, graph: Graph) -> tvm.IRModule:
+    mod = relax.transform.DecomposeOpsForInference()(mod)
+    mod["main"] = bake_constants(mod["main"])
+    # With the weights taken out these passes never read them.
+    detached = ir.detach(mod)
+    passes = tvm.transform.Sequential(
+        [
+            relax.transform.CanonicalizeBindings(),
+            relax.transform.EliminateCommonSubexpr(),
+            relax.transform.DeadCodeElimination(),
+        ]
+    )
+    tidied = passes(detached.mod)
+    tidied["main"] = _with_block(tidied["main"])
+    _check_body(tidied["main"], graph)
+    return detached.bind(tidied)
+
+
+def _with_block(func: relax.Function) -> relax.Function:
+    """`func` with its dataflow block, which the passes drop where outputs are mere inputs or constants."""
+    if func.body.blocks:
+        return func
+    builder = relax.BlockBuilder()
+    with builder.function("main", func.params, dict(func.attrs)):
+        with builder.dataflow():
+            output = builder.emit_output(func.body.body)
+        builder.emit_func_output(output)
+    return builder.get()["main"]
+
+
+def _check_operators(graph: Graph) -> None:
+    known = onnx_frontend._get_convert_map()
+    for node in graph.nodes:
+        where = f"{graph.label}: node {node.name!r} uses the operator {node.domain + '.' if node.domain else ''}"
+        if node.op_type in _CONTROL_FLOW:
+            raise FrontendError(
+                f"{where}{node.op_type}, control flow that depends on data: export the model with that branch or "
+                "loop unrolled"
+            )
+        if node.domain in ("", "ai.onnx"):
+            supported = node.op_type in known
+        else:
+            supported = node.domain == "com.microsoft" and node.op_type in _MICROSOFT & known.keys()
+        if not supported:
+            raise FrontendError(
+                f"{where}{node.op_type}, which TVM cannot import: export the model without it, or written with "
+                "standard operators"
+            )
+
+
+def _check_body(func: relax.Function, graph: Graph) -> None:
+    for binding in ir.single_block(func):
+        if isinstance(binding.var.ty, relax.TensorType | relax.TupleType) and _is_static(binding.var.ty):
+            continue
+        culprit = next((n for n in graph.nodes if any(graph.shape(o) is None for o in n.output if o)), None)
+        where = f"node {culprit.name!r} ({culprit.op_type})" if culprit is not None else f"value {binding.var.name!r}"
+        raise FrontendError(
+            f"{graph.label}: the shape of {where} is known only at run time: only static shapes are supported, "
+            "export the model without operators whose output size depends on data"
+        )
+
+
+def _is_static(ty: tvm.ir.Type) -> bool:
+    if isinstance(ty, relax.TupleType):
+        return all(_is_static(field) for field in ty.fields)
+    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+        return False
+    return all(isinstance(extent, tvm.tirx.IntImm) for extent in ty.shape.values)
+
+
+class _Attributes(dict):
+    """A node's attributes, which remember the ones that were asked for."""
+
+    def __init__(self, attrs: Mapping[str, object]) -> None:
+        super().__init__(attrs)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> object:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self.read.add(str(name))
+        return super().__contains__(name)
+
+    def get(self, name: str, default: object = None) -> object:
+        self.read.add(name)
+        return super().get(name, default)
+
+    def pop(self, name: str, *default: object) -> object:
+        self.read.add(name)
+        return super().pop(name, *default)
+
+
+class _Importer(onnx_frontend.ONNXGraphImporter):
+    """TVM's importer with errors that name the node, and with the converters of `converters.py` before its own.
+
+    TVM's converters leave attributes that they do not know unread; one that is not at its default is an error here.
+    """
+
+    def __init__(self, label: str) -> None:
+        super().__init__({}, "float32", sanitize=False)
+        self._label = label
+
+    def _convert_operator(self, op_name: str, inputs: list, attrs: dict, opset: int) -> relax.Expr:
+        name = attrs["tvm_custom"]["name"]
+        watched = _Attributes(attrs)
+        try:
+            found = CONVERTERS[op_name](self.bb, inputs, watched, opset) if op_name in CONVERTERS else None
+            if found is None:
+                found = super()._convert_operator(op_name, inputs, watched, opset)
+        except Exception as error:
+            # The boundary to TVM's importer: its 200 converters raise whatever fits them.
+            raise FrontendError(
+                f"{self._label}: TVM cannot import node {name!r} (operator {op_name}): {one_line(error)}"
+            ) from error
+        ignored = [a for a in attrs if a not in watched.read | _HARMLESS and not _is_default(op_name, a, attrs, opset)]
+        if ignored:
+            raise FrontendError(
+                f"{self._label}: TVM ignores attribute {ignored[0]!r} of node {name!r} (operator {op_name}): "
+                "export the model without it"
+            )
+        return self.bb.normalize(found) if isinstance(found, relax.Expr) else found
+
+
+def _is_default(op_name: str, attribute: str, attrs: Mapping[str, object], opset: int) -> bool:
+    if not onnx.defs.has(op_name, opset):
+        return False
+    known = onnx.defs.get_schema(op_name, opset).attributes.get(attribute)
+    if known is None or known.default_value.type == onnx.AttributeProto.UNDEFINED:
+        return False
+    return onnx.helper.get_attribute_value(known.default_value) == attrs[attribute]

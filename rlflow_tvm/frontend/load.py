@@ -1,0 +1,72 @@
+"""Reading an ONNX file: from a path (or a ModelProto) to a ModelProto that holds all its data, or one clear error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx.external_data_helper import uses_external_data
+
+from rlflow_tvm.errors import FrontendError
+
+
+def load_onnx(path_or_model: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
+    """The model and the name by which errors call it.
+
+    A ModelProto is returned as it is (it is not changed by anything in this package). Nothing in the file is
+    executed; data files beside it are read by `onnx.load`, which refuses paths that leave the model's folder.
+
+    Raises:
+        FrontendError: no such file, not an ONNX file, a truncated file, a missing file of external data.
+    """
+    if isinstance(path_or_model, onnx.ModelProto):
+        label = path_or_model.graph.name or "the model"
+        model = path_or_model
+        missing = next((t.name for t in model.graph.initializer if uses_external_data(t)), None)
+        if missing is not None:
+            raise FrontendError(
+                f"{label}: the data of weight {missing!r} was not loaded: load the file with "
+                "onnx.load(path, load_external_data=True), or give from_onnx the path"
+            )
+    else:
+        path = Path(path_or_model)
+        label = str(path)
+        model = _read(path)
+    if not model.HasField("graph") or not (model.graph.node or model.graph.output):
+        raise FrontendError(f"{label}: not an ONNX model (it holds no graph): export the model to ONNX again")
+    if not model.opset_import and not model.functions:
+        raise FrontendError(f"{label}: not an ONNX model (no operator set is named): export the model to ONNX again")
+    return model, label
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    if not path.exists():
+        raise FrontendError(f"{path}: no such file: give the path of an .onnx file")
+    if not path.is_file():
+        raise FrontendError(f"{path}: not a file: give the path of an .onnx file")
+    if path.stat().st_size == 0:
+        raise FrontendError(f"{path}: the file is empty: export or download the model again")
+    try:
+        # The format is named: by the suffix alone onnx.load would read a .json or .txt file as another format.
+        model = onnx.load(path, format="protobuf", load_external_data=False)
+    except DecodeError as error:
+        raise FrontendError(
+            f"{path}: not an ONNX file, or a truncated one ({one_line(error)}): export or download the model again"
+        ) from error
+    except OSError as error:
+        raise FrontendError(f"{path}: cannot be read ({one_line(error)}): check the file's permissions") from error
+    try:
+        onnx.load_external_data_for_model(model, str(path.parent))
+    except (OSError, onnx.checker.ValidationError, ValueError) as error:
+        raise FrontendError(
+            f"{path}: its external data cannot be read ({one_line(error)}): "
+            "put the data file that the model was exported with beside it"
+        ) from error
+    return model
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """The error's text on one line, shortened to `limit` characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[: limit - 3] + "..."

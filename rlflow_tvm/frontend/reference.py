@@ -1,0 +1,49 @@
+"""ONNX Runtime as the reference: what the original file computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+
+from rlflow_tvm.errors import FrontendError
+from rlflow_tvm.frontend.load import one_line
+
+
+def onnxruntime_outputs(
+    model: onnx.ModelProto | str, inputs: Mapping[str, np.ndarray], threads: int = 1
+) -> list[np.ndarray]:
+    """The outputs of `model` (a loaded model or a path), in order, by ONNX Runtime on the CPU.
+
+    Raises:
+        FrontendError: onnxruntime is not installed, or refuses the model or the inputs.
+    """
+    try:
+        import onnxruntime
+        from onnxruntime.capi import onnxruntime_pybind11_state as state
+    except ImportError as error:
+        raise FrontendError(
+            "onnxruntime is not installed: install it with pip install 'rlflow_tvm[onnxruntime]'"
+        ) from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # errors only: old files have ONNX Runtime warn of every initialiser
+    source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
+    try:
+        session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return session.run(None, dict(inputs))
+    except (
+        state.Fail,
+        state.InvalidArgument,
+        state.InvalidGraph,
+        state.InvalidProtobuf,
+        state.NoSuchFile,
+        state.NotImplemented,
+        state.RuntimeException,
+        ValueError,
+    ) as error:
+        raise FrontendError(
+            f"ONNX Runtime cannot run the model ({one_line(error)}): check the model with onnx.checker, and the inputs"
+        ) from error

@@ -1,0 +1,201 @@
+"""The evaluation models: built here with random weights from a fixed seed, kept on disk as ONNX files.
+
+Nothing is downloaded. `demo` and the `light_*` entries need nothing but onnx; the others need the extra [zoo].
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+
+from rlflow_tvm.errors import FrontendError
+from rlflow_tvm.frontend.zoo_demo import demo_model
+from rlflow_tvm.frontend.zoo_light import light_files, with_random_weights
+
+if TYPE_CHECKING:
+    import torch
+
+VERSION = "1"
+"""Part of the cached files' names: changes when a model would."""
+
+_SEED = 20
+_OPSET = 18
+
+
+@dataclass(frozen=True)
+class _Image:
+    """A network over one image; `build` names a function of `zoo_vision`."""
+
+    build: str
+    size: int
+    arguments: tuple = ()
+    needs = ("torch", "onnxscript")
+
+    def export(self) -> onnx.ModelProto:
+        import torch
+
+        from rlflow_tvm.frontend import zoo_vision
+
+        image = torch.zeros(1, 3, self.size, self.size)
+        model = zoo_vision.initialise(getattr(zoo_vision, self.build)(*self.arguments), image, _SEED)
+        return _export(model, {"image": image})
+
+
+@dataclass(frozen=True)
+class _Transformer:
+    """A transformer of `zoo_language`; `config` overrides the library's configuration."""
+
+    build: str
+    config: tuple[tuple[str, int], ...] = ()
+    sequence: int = 0
+    needs = ("torch", "onnxscript", "transformers")
+
+    def export(self) -> onnx.ModelProto:
+        import torch
+
+        from rlflow_tvm.frontend import zoo_language
+
+        model = zoo_language.initialise(getattr(zoo_language, self.build)(**dict(self.config)), _SEED)
+        if not self.sequence:
+            return _export(model, {"pixel_values": torch.zeros(1, 3, 224, 224)})
+        names = ("input_ids", "attention_mask", "token_type_ids")
+        return _export(model, {name: torch.ones(1, self.sequence, dtype=torch.int64) for name in names})
+
+
+_BERT_TINY = {
+    "num_hidden_layers": 2,
+    "hidden_size": 128,
+    "num_attention_heads": 2,
+    "intermediate_size": 512,
+    "vocab_size": 1024,
+    "max_position_embeddings": 64,
+}
+_TORCH_MODELS: dict[str, _Image | _Transformer] = {
+    "bert-base": _Transformer("bert", sequence=128),
+    "vit-base": _Transformer("vit"),
+    "resnet18": _Image("resnet", 224, ((2, 2, 2, 2), False)),
+    "resnet50": _Image("resnet", 224, ((3, 4, 6, 3), True)),
+    "squeezenet1.1": _Image("squeezenet", 224),
+    "inception-v3": _Image("inception_v3", 299),
+    "bert-tiny": _Transformer("bert", tuple(_BERT_TINY.items()), sequence=32),
+    "squeezenet-tiny": _Image("squeezenet_tiny", 56),
+}
+
+
+def names() -> list[str]:
+    """The models' names: `demo`, the torch models, and one for each `light_*.onnx` of the onnx wheel."""
+    return ["demo", *_TORCH_MODELS, *light_files()]
+
+
+def load(name: str) -> onnx.ModelProto:
+    """The model `name`, from the cache where it is kept there (see `path`).
+
+    Raises:
+        FrontendError: no such model; torch, transformers or onnxscript are needed and not installed; the cache
+            cannot be written.
+    """
+    build = _builder(name)
+    return onnx.load(path(name)) if name in _TORCH_MODELS else build()
+
+
+def path(name: str) -> Path:
+    """The file of the model `name`, built first where the cache does not hold it (up to a minute for the large ones).
+
+    The cache is `$RLFLOW_TVM_HOME/zoo`, by default `~/.cache/rlflow_tvm/zoo`. Raises as `load`.
+    """
+    build = _builder(name)
+    file = cache_folder() / f"{name}-v{VERSION}.onnx"
+    if not file.exists():
+        _write(file, build())
+    return file
+
+
+def cache_folder() -> Path:
+    """Where the built models are kept."""
+    home = os.environ.get("RLFLOW_TVM_HOME")
+    return (Path(home) if home else Path.home() / ".cache" / "rlflow_tvm") / "zoo"
+
+
+def _builder(name: str) -> Callable[[], onnx.ModelProto]:
+    if name == "demo":
+        return lambda: demo_model(_SEED)
+    if name in _TORCH_MODELS:
+        return lambda: _built(name)
+    light = light_files()
+    if name in light:
+        return lambda: with_random_weights(onnx.load(light[name]), _SEED)
+    raise FrontendError(f"no evaluation model {name!r}: there are {', '.join(names())}")
+
+
+def _built(name: str) -> onnx.ModelProto:
+    model = _TORCH_MODELS[name]
+    with _quiet():
+        for module in model.needs:
+            try:
+                importlib.import_module(module)
+            except ImportError as error:
+                raise FrontendError(
+                    f"evaluation model {name!r} needs {module}: install it with pip install 'rlflow_tvm[zoo]'"
+                ) from error
+        return model.export()
+
+
+def _export(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> onnx.ModelProto:
+    """Export without torch's optimiser: batch normalisation and shape chains stay, for the cleaning to take out."""
+    import torch
+
+    with torch.no_grad():
+        program = torch.onnx.export(
+            model,
+            tuple(inputs.values()),
+            input_names=list(inputs),
+            output_names=["output"],
+            opset_version=_OPSET,
+            dynamo=True,
+            external_data=False,
+            optimize=False,
+            verbose=False,
+        )
+    return program.model_proto
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hush the exporter, which warns of torchvision's absence and of its own deprecated calls."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        log.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            log.setLevel(level)
+
+
+def _write(file: Path, model: onnx.ModelProto) -> None:
+    """Write beside the file, then rename: whoever reads at the same time sees no half of it."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".part")
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(model.SerializeToString())
+            os.replace(temporary, file)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise FrontendError(
+            f"{file}: cannot be written ({error.strerror}): set RLFLOW_TVM_HOME to a folder that can"
+        ) from error

@@ -1,0 +1,56 @@
+"""The transformers of the evaluation, from the transformers library's configurations, with random weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel, ViTConfig, ViTForImageClassification
+
+
+class _Encoder(nn.Module):
+    """BERT with tensors in and the last hidden state, (batch, sequence, hidden), out."""
+
+    def __init__(self, bert: BertModel) -> None:
+        super().__init__()
+        self.bert = bert
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
+        found = self.bert(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+        return found.last_hidden_state
+
+
+class _Classifier(nn.Module):
+    """ViT with the image in and the logits, (batch, classes), out."""
+
+    def __init__(self, vit: ViTForImageClassification) -> None:
+        super().__init__()
+        self.vit = vit
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        return self.vit(pixel_values=pixel_values).logits
+
+
+def bert(**config: int) -> nn.Module:
+    """BERT (Devlin et al. 2018), Base unless `config` says otherwise, without the pooling layer."""
+    settings = BertConfig(attn_implementation="eager", **config)
+    return _Encoder(BertModel(settings, add_pooling_layer=False))
+
+
+def vit(**config: int) -> nn.Module:
+    """ViT (Dosovitskiy et al. 2020), Base with 16x16 patches unless `config` says otherwise, 1000 classes."""
+    return _Classifier(ViTForImageClassification(ViTConfig(attn_implementation="eager", num_labels=1000, **config)))
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, seed: int) -> nn.Module:
+    """Random weights larger than the library's, so that attention is not uniform and biases and scales matter."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            spread = parameter[0].numel() ** -0.5 if "embedding" not in name else 0.5
+            parameter.normal_(0, spread, generator=generator)
+        elif name.endswith("weight"):  # the scale of a layer normalisation
+            parameter.uniform_(0.5, 1.5, generator=generator)
+        else:
+            parameter.normal_(0, 0.1, generator=generator)
+    return model.eval()

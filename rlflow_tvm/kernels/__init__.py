@@ -1,0 +1,37 @@
+"""What a graph compiles to on a CPU: legalisation, schedule rules, the build pipeline, and the list of kernels."""
+
+from __future__ import annotations
+
+from tvm.relax.pipeline import PIPELINE_MAP, register_pipeline
+
+from .extract import Kernel, Lowered, Lowering, extract_kernels, kernel_key
+from .pipeline import PIPELINE_NAME, pipeline
+from .schedule import RULE_ATTR, schedule_kernel
+from .target import as_target, default_target, num_cores, vector_lanes
+
+PIPELINE_VERSION = "1"
+"""Changes whenever kernels would: a measurement made under another version says nothing about this one."""
+
+
+def register() -> None:
+    """Make `tvm.relax.get_pipeline("rlflow")` give `pipeline`; done once, however often it is called."""
+    if PIPELINE_NAME not in PIPELINE_MAP:
+        register_pipeline(PIPELINE_NAME)(pipeline)
+
+
+__all__ = [
+    "PIPELINE_VERSION",
+    "RULE_ATTR",
+    "Kernel",
+    "Lowered",
+    "Lowering",
+    "as_target",
+    "default_target",
+    "extract_kernels",
+    "kernel_key",
+    "num_cores",
+    "pipeline",
+    "register",
+    "schedule_kernel",
+    "vector_lanes",
+]

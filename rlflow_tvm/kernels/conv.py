@@ -1,0 +1,119 @@
+"""The schedule rule of convolutions: a register tile of pixels by channel vectors, the reduction around it."""
+
+from __future__ import annotations
+
+import math
+
+from tvm import s_tir, tirx
+from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
+from tvm.s_tir.schedule import SBlockRV
+from tvm.target import Target
+
+from .conv_compute import CONV_ATTR, DEPTHWISE_ATTR, PAD_ATTR, UNEVEN_ATTR
+from .conv_tile import accumulator_registers, choose_tile
+from .pool_window import accumulate, extent, fold_epilogue, marked_blocks, narrowed, schedule_pad, schedule_window
+from .target import num_cores, vector_lanes
+
+
+class Conv2d(CPUScheduleRule):
+    """Schedules the functions that hold a convolution of `conv_compute`, with its epilogue.
+
+    The convolution is known by the attribute its block carries. Its result stays in registers; the last element-wise
+    block after it writes the output tile. Zero padding is a loop nest of its own.
+    """
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """The scheduled function, or None where `func` holds no convolution of this form."""
+        if not isinstance(func, tirx.PrimFunc) or not self.is_target_available(target):
+            return None
+        sch = s_tir.Schedule(narrowed(func))
+        dense, windows = marked_blocks(sch, CONV_ATTR), marked_blocks(sch, DEPTHWISE_ATTR)
+        if len(dense) + len(windows) != 1:
+            return None
+        if dense:
+            sch = schedule_dense(sch, dense[0], target)
+        else:
+            schedule_window(sch, windows[0])
+        for pad in marked_blocks(sch, PAD_ATTR):
+            schedule_pad(sch, pad)
+        return sch
+
+
+def schedule_dense(sch: s_tir.Schedule, conv: SBlockRV, target: Target) -> s_tir.Schedule:
+    """Schedules a convolution that is no depthwise one; the schedule returned may be a new one."""
+    if UNEVEN_ATTR in sch.get(conv).annotations:
+        schedule_uneven(sch, conv, target)
+        return sch
+    out = fold_epilogue(sch, conv)
+    if len(sch.get(conv).writes[0].source.shape) == 4:  # a pointwise convolution, (N, vector, H*W, lane)
+        sch = merge_pixels(sch, out)
+        (conv,) = marked_blocks(sch, CONV_ATTR)
+        (out,) = sch.get_consumers(conv)
+    schedule_tile(sch, conv, out, target)
+    return sch
+
+
+def schedule_uneven(sch: s_tir.Schedule, conv: SBlockRV, target: Target) -> None:
+    """Writes the packed result to memory, and unpacks it with the epilogue in a loop nest of its own.
+
+    For groups whose last vector has empty lanes: no tile of the output is a tile of packed vectors.
+    """
+    packed = sch.cache_write(conv, 0, "local")
+    chain = sch.get_consumers(packed)
+    while consumers := sch.get_consumers(chain[-1]):
+        chain += consumers
+    for block in chain[:-1]:
+        sch.compute_inline(block)
+    batch, channel, row, *_ = sch.get_loops(chain[-1])
+    sch.parallel(sch.fuse(batch, channel, row))
+    schedule_tile(sch, conv, packed, target)
+
+
+def schedule_tile(sch: s_tir.Schedule, conv: SBlockRV, out: SBlockRV, target: Target) -> None:
+    """Tiles `out`, computes `conv` under each tile, and keeps the tile in registers.
+
+    `out` has the axes (N, C, H, W[, c]), with H and W as one axis where the result of `conv` has them so.
+    """
+    images, packed, *rows, width, vector = (int(d) for d in sch.get(conv).writes[0].source.shape)
+    batch, channel, *outer, column = sch.get_loops(out)[: 3 + len(rows)]
+    lane = sch.get_loops(out)[3 + len(rows) :]
+    block = extent(sch, lane[0]) if lane else 1
+    vectors = int(sch.get(conv).annotations[CONV_ATTR])
+    lanes = vector_lanes(target)
+    tile = choose_tile(
+        width,
+        vectors,
+        registers_each=-(-vector // lanes) * max(1, block // vector),
+        budget=accumulator_registers(lanes),
+        rows=math.prod([images, packed // vectors, *rows]),
+        cores=num_cores(target),
+        chunked=not rows,
+    )
+    channel, channel_inner = sch.split(channel, [None, max(1, tile.vectors * vector // block)])
+    if tile.chunks > 1:
+        chunk, column = sch.split(column, [tile.chunks, None])
+        outer = [*outer, chunk]
+    length = extent(sch, column)
+    column, column_inner = sch.split(column, [None, tile.pixels])
+    sch.reorder(batch, channel, *outer, column, channel_inner, column_inner, *lane)
+    sch.parallel(sch.fuse(batch, channel, *outer))
+    if length % tile.pixels:
+        sch.annotate(column, "pragma_loop_partition_hint", True)
+    sch.compute_at(conv, column, preserve_unit_loops=True)
+    accumulate(sch, conv, channel_inside=tile.vectors <= tile.pixels)
+    sch.unroll(channel_inner)
+    sch.unroll(column_inner)
+    for loop in lane:
+        sch.vectorize(loop)
+
+
+def merge_pixels(sch: s_tir.Schedule, out: SBlockRV) -> s_tir.Schedule:
+    """A new schedule in which height and width of the block `out` (N, C, H, W[, c]) are one axis."""
+    axes = sch.get(out).iter_vars
+    width = int(axes[3].dom.extent)
+    merge = tirx.IndexMap.from_func(
+        lambda n, c, y, x, *b: (n, c, y * width + x, *b), ndim=len(axes), index_dtype=str(axes[3].var.ty.dtype)
+    )
+    sch.transform_block_layout(out, merge)
+    # p // width * width + p % width must become p, or the tile that is read cannot be told from its index.
+    return s_tir.Schedule(tirx.transform.StmtSimplify()(sch.mod))

@@ -1,0 +1,228 @@
+"""Tensor expressions of the convolutions: what is computed, in the axes that the schedule rule wants.
+
+A convolution is computed into a *packed* tensor of `v` output channels a vector, whatever the layouts of its arguments
+are: only the last step (`unpack`) knows the layout of the output. Weights are packed in the order in which the
+reduction reads them; packing reads weights alone, so the pipeline evaluates it once, at compile time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import te, tirx
+
+CONV_ATTR = "rlflow.conv2d"  # on the block of a dense or grouped convolution: packed vectors of one group
+UNEVEN_ATTR = "rlflow.conv2d_uneven"  # beside CONV_ATTR: groups leave lanes empty, so output and packed tiles differ
+DEPTHWISE_ATTR = "rlflow.depthwise_conv2d"  # on the block of a depthwise convolution
+PAD_ATTR = "rlflow.pad"  # on a zero-padding block
+_MANY_CHANNELS = 8  # fewer plain input channels than this make too short an inner loop
+MAX_LANES = 16  # output channels computed together; a multiple of every float32 vector width in use
+
+
+@dataclass(frozen=True)
+class ConvShape:
+    """Sizes of one convolution. `data_block`, `kernel_block` and `out_block` are 0 for an unblocked layout."""
+
+    batch: int
+    in_channels: int
+    height: int
+    width: int
+    out_channels: int
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    padding: tuple[int, int, int, int]  # top, left, bottom, right
+    dilation: tuple[int, int]
+    groups: int
+    data_block: int
+    kernel_block: int
+    out_block: int
+    dtype: str
+
+    @property
+    def out_size(self) -> tuple[int, int]:
+        """Output height and width."""
+        top, left, bottom, right = self.padding
+        sizes = (self.height + top + bottom, self.width + left + right)
+        spans = tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
+        return (
+            (sizes[0] - spans[0]) // self.strides[0] + 1,
+            (sizes[1] - spans[1]) // self.strides[1] + 1,
+        )
+
+    @property
+    def is_depthwise(self) -> bool:
+        """One input and one output channel a group, in matching blocks."""
+        return (
+            self.groups > 1
+            and self.groups == self.in_channels == self.out_channels
+            and self.data_block == self.out_block == self.kernel_block
+        )
+
+    @property
+    def is_pointwise(self) -> bool:
+        """A matrix product over all pixels: height and width can be one axis."""
+        return self.kernel == (1, 1) and self.strides == (1, 1) and not any(self.padding)
+
+    @property
+    def group_out(self) -> int:
+        """Output channels of one group."""
+        return self.out_channels // self.groups
+
+    @property
+    def group_in(self) -> int:
+        """Input channels of one group."""
+        return self.in_channels // self.groups
+
+    @property
+    def lanes(self) -> int:
+        """Output channels in one packed vector: the power of two that holds a group, at most `MAX_LANES`."""
+        lanes = 1
+        while lanes < min(self.group_out, MAX_LANES):
+            lanes *= 2
+        return lanes
+
+    @property
+    def group_vectors(self) -> int:
+        """Packed vectors of one group; the last may be partly empty."""
+        return -(-self.group_out // self.lanes)
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether the last vector of a group has empty lanes."""
+        return self.group_vectors * self.lanes != self.group_out
+
+    @property
+    def inner_in(self) -> int:
+        """Extent of the innermost reduction axis: the input block where the groups allow it, or all plain channels.
+
+        1 for a few plain channels, as a first layer has: then the window is the inner loop.
+        """
+        if self.data_block:
+            return self.data_block if self.group_in % self.data_block == 0 else 1
+        return self.group_in if self.group_in >= _MANY_CHANNELS else 1
+
+
+def pad_spatial(data: te.Tensor, padding: tuple[int, int, int, int], value: float) -> te.Tensor:
+    """`data` (N, C, H, W[, c]) with height and width padded by (top, left, bottom, right); itself without padding."""
+    if not any(padding):
+        return data
+    top, left, bottom, right = padding
+    height, width = int(data.shape[2]), int(data.shape[3])
+    shape = [data.shape[0], data.shape[1], height + top + bottom, width + left + right, *data.shape[4:]]
+
+    def pixel(n: tirx.Var, c: tirx.Var, y: tirx.Var, x: tirx.Var, *b: tirx.Var) -> tirx.Expr:
+        # Sides without padding need no test; each test saved is one fewer in the inner loop.
+        tests = [y >= top] if top else []
+        tests += [y < height + top] if bottom else []
+        tests += [x >= left] if left else []
+        tests += [x < width + left] if right else []
+        return tirx.if_then_else(tirx.all(*tests), data(n, c, y - top, x - left, *b), tirx.const(value, data.dtype))
+
+    return te.compute(shape, pixel, name="pad", attrs={PAD_ATTR: 1})
+
+
+def pack_weights(kernel: te.Tensor, shape: ConvShape) -> te.Tensor:
+    """Weights in the order (vector, input block, KH, KW, channel in the block, lane), zero in the empty lanes."""
+    lanes, vectors, inner = shape.lanes, shape.group_vectors, shape.inner_in
+
+    def weight(o: tirx.Var, io: tirx.Var, kh: tirx.Var, kw: tirx.Var, ii: tirx.Var, lane: tirx.Var) -> tirx.Expr:
+        in_group = (o % vectors) * lanes + lane
+        channel = (o // vectors) * shape.group_out + in_group
+        block = shape.kernel_block
+        value = (
+            kernel(channel // block, io * inner + ii, kh, kw, channel % block)
+            if block
+            else kernel(channel, io * inner + ii, kh, kw)
+        )
+        if not shape.is_ragged:
+            return value
+        return tirx.if_then_else(in_group < shape.group_out, value, tirx.const(0, kernel.dtype))
+
+    dims = (shape.groups * vectors, shape.group_in // inner, *shape.kernel, inner, lanes)
+    return te.compute(dims, weight, name="pack_weights")
+
+
+def convolution(data: te.Tensor, packed: te.Tensor, shape: ConvShape) -> te.Tensor:
+    """Convolution of `data` with `pack_weights`' result, in the output layout of `shape`."""
+    padded = pad_spatial(data, shape.padding, 0.0)
+    lanes, vectors, inner = shape.lanes, shape.group_vectors, shape.inner_in
+    (stride_h, stride_w), (dilation_h, dilation_w) = shape.strides, shape.dilation
+    out_h, out_w = shape.out_size
+    io = te.reduce_axis((0, shape.group_in // inner), "io")
+    kh = te.reduce_axis((0, shape.kernel[0]), "kh")
+    kw = te.reduce_axis((0, shape.kernel[1]), "kw")
+    ii = te.reduce_axis((0, inner), "ii")
+
+    def pixel(n: tirx.Var, o: tirx.Var, y: tirx.Expr, x: tirx.Expr) -> tirx.Expr:
+        row, column = y * stride_h + kh * dilation_h, x * stride_w + kw * dilation_w
+        first = (o // vectors) * (shape.group_in // inner) if shape.groups > 1 else 0
+        if inner == shape.data_block:
+            return padded(n, first + io, row, column, ii)
+        channel = (first + io) * inner + ii
+        if not shape.data_block:
+            return padded(n, channel, row, column)
+        return padded(n, channel // shape.data_block, row, column, channel % shape.data_block)
+
+    def term(n: tirx.Var, o: tirx.Var, y: tirx.Expr, x: tirx.Expr, lane: tirx.Var) -> tirx.Expr:
+        product = pixel(n, o, y, x).astype(shape.dtype) * packed(o, io, kh, kw, ii, lane).astype(shape.dtype)
+        return te.sum(product, axis=[io, kh, kw, ii])
+
+    outer = (shape.batch, shape.groups * vectors)
+    attrs = {CONV_ATTR: vectors}
+    if shape.groups > 1 and shape.is_ragged:
+        attrs[UNEVEN_ATTR] = 1
+    if shape.is_pointwise:
+        result = te.compute(
+            (*outer, out_h * out_w, lanes),
+            lambda n, o, p, lane: term(n, o, p // out_w, p % out_w, lane),
+            name="conv2d",
+            attrs=attrs,
+        )
+        return _unpack(lambda n, o, y, x, lane: result(n, o, y * out_w + x, lane), shape)
+    result = te.compute((*outer, out_h, out_w, lanes), term, name="conv2d", attrs=attrs)
+    if shape.out_block == lanes and not shape.is_ragged:
+        return result
+    return _unpack(result, shape)
+
+
+def _unpack(packed: Callable[..., tirx.Expr], shape: ConvShape) -> te.Tensor:
+    """The packed (N, vector, H, W, lane) result in the output layout."""
+    lanes, vectors, block = shape.lanes, shape.group_vectors, shape.out_block
+
+    def split(channel: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
+        if shape.groups == 1 or not shape.is_ragged:
+            return channel // lanes, channel % lanes
+        in_group = channel % shape.group_out
+        return (channel // shape.group_out) * vectors + in_group // lanes, in_group % lanes
+
+    if not block:
+
+        def plain(n: tirx.Var, c: tirx.Var, y: tirx.Var, x: tirx.Var) -> tirx.Expr:
+            vector, lane = split(c)
+            return packed(n, vector, y, x, lane)
+
+        return te.compute((shape.batch, shape.out_channels, *shape.out_size), plain, name="unpack")
+
+    def blocked(n: tirx.Var, c: tirx.Var, y: tirx.Var, x: tirx.Var, b: tirx.Var) -> tirx.Expr:
+        vector, lane = (c, b) if block == lanes and not shape.is_ragged else split(c * block + b)
+        return packed(n, vector, y, x, lane)
+
+    dims = (shape.batch, shape.out_channels // block, *shape.out_size, block)
+    return te.compute(dims, blocked, name="unpack")
+
+
+def depthwise(data: te.Tensor, kernel: te.Tensor, shape: ConvShape) -> te.Tensor:
+    """Depthwise convolution in the layout of `data`, kernel (C[/c], 1, KH, KW[, c])."""
+    padded = pad_spatial(data, shape.padding, 0.0)
+    (stride_h, stride_w), (dilation_h, dilation_w) = shape.strides, shape.dilation
+    kh = te.reduce_axis((0, shape.kernel[0]), "kh")
+    kw = te.reduce_axis((0, shape.kernel[1]), "kw")
+
+    def term(n: tirx.Var, c: tirx.Var, y: tirx.Var, x: tirx.Var, *b: tirx.Var) -> tirx.Expr:
+        value = padded(n, c, y * stride_h + kh * dilation_h, x * stride_w + kw * dilation_w, *b)
+        return te.sum(value.astype(shape.dtype) * kernel(c, 0, kh, kw, *b).astype(shape.dtype), axis=[kh, kw])
+
+    block = (shape.data_block,) if shape.data_block else ()
+    dims = (shape.batch, shape.out_channels // (shape.data_block or 1), *shape.out_size, *block)
+    return te.compute(dims, term, name="depthwise_conv2d", attrs={DEPTHWISE_ATTR: 1})

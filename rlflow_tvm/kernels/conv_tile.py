@@ -1,0 +1,64 @@
+"""How many pixels and channel vectors one register tile of a convolution holds."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+# Measured on x86 cores with AVX-512: products and loads that start in one cycle, cycles until a product is there.
+_PRODUCTS = 2.0
+_LOADS = 1.4
+_LATENCY = 4
+_STREAM = 0.5  # cycles more for each vector of weights, which comes from a farther cache than the pixels
+_TAIL = 1.02  # a tail is a second copy of the loop nest
+_CHUNKS = 64  # parts of a row for each core, at most
+_OVERHEAD = 1.0  # cycles of the loop itself, per step of the reduction
+
+
+@dataclass(frozen=True)
+class Tile:
+    """`pixels` output pixels by `vectors` packed channel vectors, in `chunks` equal parts of the pixels."""
+
+    pixels: int
+    vectors: int
+    chunks: int = 1
+
+
+def accumulator_registers(lanes: int) -> int:
+    """Vector registers left for accumulators: AVX-512 and NEON have 32 registers, AVX2 has 16."""
+    return 12 if lanes == 8 else 28
+
+
+def _cycles(pixels: int, registers: int) -> float:
+    """Cycles of one reduction step of a tile: `pixels` broadcasts, `registers` weight loads, their products."""
+    if not pixels:
+        return 0.0
+    products = pixels * registers
+    loads = (pixels + registers) / _LOADS
+    return max(products / _PRODUCTS, loads, _LATENCY) + _STREAM * registers + _OVERHEAD
+
+
+def choose_tile(
+    pixels: int, vectors: int, registers_each: int, budget: int, *, rows: int = 1, cores: int = 1, chunked: bool = False
+) -> Tile:
+    """The tile with which `cores` cores need the fewest cycles for `rows` rows of `pixels` x `vectors`.
+
+    `registers_each` is how many registers a packed vector takes; a tile has at most `budget` of them. Vectors are split
+    evenly; the pixels may leave a tail, which costs as a smaller tile does. `chunked` allows the pixels of a row to
+    be divided between cores.
+    """
+    best, best_cost = Tile(1, 1), float("inf")
+    counts = [v for v in range(1, vectors + 1) if vectors % v == 0 and v * registers_each <= max(budget, registers_each)]
+    chunks = [c for c in range(1, min(pixels, _CHUNKS * cores) + 1) if pixels % c == 0] if chunked else [1]
+    for count, parts in itertools.product(counts, chunks):
+        registers = count * registers_each
+        length = pixels // parts
+        turns = -(-rows * parts * (vectors // count) // cores)
+        for size in range(1, min(length, max(1, budget // registers)) + 1):
+            whole, tail = divmod(length, size)
+            cost = turns * (whole * _cycles(size, registers) + _cycles(tail, registers))
+            if tail:
+                cost *= _TAIL
+            if cost < best_cost:
+                best, best_cost = Tile(size, count, parts), cost
+    return best

@@ -1,0 +1,116 @@
+"""Rules for kernels without a reduction, and the one that takes everything else."""
+
+from __future__ import annotations
+
+import math
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
+from tvm.s_tir.schedule import SBlockRV
+from tvm.target import Target
+
+from .loops import block_kinds, extent, fuse_all, inline_producers, leaf_blocks, own_loops, vectorise
+from .target import num_cores, vector_lanes
+
+_SMALL = 8192  # elements below which starting threads costs more than they save
+_TASKS_EACH = 4  # parallel iterations a thread should have at least
+_CHUNK = 32  # vectors a parallel iteration has at least
+
+
+class Elementwise(CPUScheduleRule):
+    """Every block only maps: all are inlined into the outputs, whose outer loops run in parallel, the inner in vectors."""
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """The scheduled function, or None where a block reduces or is not written out of loops and one store."""
+        sch = s_tir.Schedule(func)
+        blocks = leaf_blocks(sch)
+        if blocks is None or any(set(block_kinds(sch, block)) - {"S"} for block in blocks):
+            return None
+        for block in inline_producers(sch, blocks):
+            schedule_map(sch, block, target)
+        return sch
+
+
+class Fallback(CPUScheduleRule):
+    """Anything: each block by itself, its leading parallel axes in parallel, its last parallel axis in vectors if it can."""
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """The scheduled function (unchanged where it is not made of blocks)."""
+        sch = s_tir.Schedule(func)
+        blocks = leaf_blocks(sch)
+        for block in blocks or ():
+            kinds = block_kinds(sch, block)
+            if set(kinds) == {"S"}:
+                schedule_map(sch, block, target)
+            elif kinds.startswith("S"):
+                loops = own_loops(sch, block)
+                outer = loops[: len(kinds) - len(kinds.lstrip("S"))]
+                if all(loop is not None for loop in outer):
+                    sch.parallel(sch.fuse(*outer))
+        return sch
+
+
+def schedule_map(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> None:
+    """Vectorise the innermost loop of a mapping block, run the outer ones in parallel.
+
+    Trailing axes that all accesses walk through in memory order are one loop.
+    """
+    loops = sch.get_loops(block)
+    if not loops:
+        return
+    lanes = vector_lanes(target)
+    flat = flat_axes(sch, block) if len(loops) == len(sch.get(block).iter_vars) else 1
+    inner = fuse_all(sch, loops[len(loops) - flat :])
+    outer = loops[: len(loops) - flat]
+    tasks = math.prod(extent(sch, loop) for loop in outer)
+    width = extent(sch, inner)
+    threads = num_cores(target)
+    if tasks * width <= _SMALL or threads == 1:
+        vectorise(sch, inner, lanes)
+        return
+    if tasks < _TASKS_EACH * threads and width > _CHUNK * lanes:
+        chunk, inner = sch.split(inner, [None, _CHUNK * lanes])
+        outer = [*outer, chunk]
+    vectorise(sch, inner, lanes)
+    if outer:
+        sch.parallel(fuse_all(sch, outer))
+
+
+def flat_axes(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    """How many trailing axes can be one: every access has them last, in order and whole, or not at all."""
+    stmt = sch.get(block)
+    axes = list(stmt.iter_vars)
+    accesses: list[tuple[list[tvm.ir.Expr], list[tvm.ir.Expr]]] = []
+
+    def note_load(load: tvm.ir.TensorLoad) -> None:
+        accesses.append((list(load.indices), list(load.source.shape)))
+
+    def note_store(store: tirx.BufferStore) -> None:
+        accesses.append((list(store.indices), list(store.buffer.shape)))
+
+    tvm_ffi.structural_walk(stmt.body, [(tvm.ir.TensorLoad, note_load), (tirx.BufferStore, note_store)])
+    count = 1
+    while count < len(axes) and all(_walks(indices, shape, axes, count + 1) for indices, shape in accesses):
+        count += 1
+    return count
+
+
+def _walks(indices: list[tvm.ir.Expr], shape: list[tvm.ir.Expr], axes: list[tirx.IterVar], count: int) -> bool:
+    trailing = axes[-count:]
+    used = [axis for axis in trailing if any(_uses(index, axis.var) for index in indices)]
+    if not used:
+        return True
+    if len(used) != count or len(indices) < count:
+        return False
+    inside = list(zip(indices[-count:], shape[-count:], trailing, strict=True))
+    if any(_uses(index, axis.var) for index in indices[:-count] for axis in trailing):
+        return False
+    if not all(index.same_as(axis.var) for index, _, axis in inside):
+        return False
+    return all(int(size) == int(axis.dom.extent) for _, size, axis in inside[1:])
+
+
+def _uses(index: tvm.ir.Expr, var: tirx.Var) -> bool:
+    return any(var.same_as(found) for found in tirx.analysis.undefined_vars(index))

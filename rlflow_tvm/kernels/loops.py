@@ -1,0 +1,78 @@
+"""Small questions and moves on a schedule that several rules share."""
+
+from __future__ import annotations
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+_block_realize = tvm_ffi.get_global_func("s_tir.schedule.GetSBlockRealize")
+_KINDS = {tirx.IterVar.DataPar: "S", tirx.IterVar.CommReduce: "R"}
+
+
+def leaf_blocks(sch: s_tir.Schedule) -> list[SBlockRV] | None:
+    """The blocks of a function in order, or None where it is not a root block over leaf blocks in loops."""
+    body = sch.mod["main"].body
+    if not isinstance(body, s_tir.SBlockRealize):
+        return None
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    if any(sch.get_child_blocks(block) for block in blocks):
+        return None
+    return blocks
+
+
+def block_kinds(sch: s_tir.Schedule, block: SBlockRV) -> str:
+    """The kinds of the block's axes, for example "SSR"; "O" for an axis that is neither parallel nor reduced."""
+    return "".join(_KINDS.get(axis.iter_type, "O") for axis in sch.get(block).iter_vars)
+
+
+def loop_kinds(sch: s_tir.Schedule, block: SBlockRV, loops: list[LoopRV]) -> str:
+    """For each of `loops`, the kind of the axis that it runs over; "O" where that is none or several."""
+    realize = _block_realize(sch, block)
+    kinds = ""
+    for loop in loops:
+        var = sch.get(loop).loop_var
+        used = {
+            _KINDS.get(axis.iter_type, "O")
+            for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+            if any(var.same_as(found) for found in tirx.analysis.undefined_vars(value))
+        }
+        kinds += used.pop() if len(used) == 1 else "O"
+    return kinds
+
+
+def extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
+    """The constant extent of a loop."""
+    return int(sch.get(loop).extent)
+
+
+def own_loops(sch: s_tir.Schedule, block: SBlockRV) -> list[LoopRV]:
+    """The loops of a block that has one for each axis, in the order of the axes."""
+    return sch.get_loops(block)[-len(sch.get(block).iter_vars) :]
+
+
+def inline_producers(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> list[SBlockRV]:
+    """Inline every mapping block into those that read it, and return the ones left (the outputs)."""
+    left = []
+    for block in blocks:
+        if sch.get_consumers(block):
+            sch.compute_inline(block)
+        else:
+            left.append(block)
+    return left
+
+
+def fuse_all(sch: s_tir.Schedule, loops: list[LoopRV]) -> LoopRV:
+    """The loops as one."""
+    return loops[0] if len(loops) == 1 else sch.fuse(*loops)
+
+
+def vectorise(sch: s_tir.Schedule, loop: LoopRV, lanes: int, *, unroll: bool = False) -> None:
+    """Run a loop in vectors of `lanes` (its tail is split off by `peel_tails`); `unroll` the loop over the vectors."""
+    if extent(sch, loop) <= lanes:
+        sch.vectorize(loop)
+        return
+    outer, inner = sch.split(loop, [None, lanes])
+    if unroll:
+        sch.unroll(outer)
+    sch.vectorize(inner)

@@ -1,0 +1,83 @@
+"""The build pipeline: a Relax module with bound weights, down to what TVM's code generators take."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax, tirx
+from tvm.target import Target
+
+from rlflow_tvm.errors import KernelError
+
+from .extract import Lowered, Lowering
+from .schedule import schedule_kernel
+from .target import as_target, default_target
+
+PIPELINE_NAME = "rlflow"
+
+
+def pipeline(target: Target | str | dict | None = None) -> tvm.transform.Pass:
+    """The whole pipeline as one pass, for `tvm.compile(mod, target, relax_pipeline=pipeline(target))`.
+
+    `mod["main"]` has static shapes and its weights bound as constants (or given as parameters: then all of them are
+    inputs). Work on weights alone is done here, once, on this machine. UsageError for a target that is no CPU,
+    KernelError for an operator that cannot be lowered.
+    """
+    fixed = None if target is None else as_target(target)
+
+    @tvm.transform.module_pass(opt_level=0, name="rlflow.pipeline")
+    def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        chosen = fixed or Target.current(allow_none=True)
+        chosen = default_target() if chosen is None else as_target(chosen)
+        with chosen:
+            return finalize(bind_weights(Lowering(chosen).lower(mod)), chosen)
+
+    return run
+
+
+def bind_weights(lowered: Lowered) -> tvm.IRModule:
+    """`lowered.mod` with its weights as constants, those computed from other weights being computed now."""
+    main = lowered.mod["main"]
+    values = dict(lowered.weights)
+    derived: dict[relax.Var, tvm.runtime.Tensor] = {}
+    if lowered.weight_only is not None:
+        params = lowered.weight_only["main"].params
+        missing = [param.name for param in params if param.name not in values]
+        if missing:
+            raise KernelError(
+                f"the weights {', '.join(missing[:3])} have no values: bind them as constants before building "
+                "(rlflow_tvm.ir.Detached.bind)"
+            )
+        host = default_target()
+        with host:
+            executable = tvm.compile(finalize(lowered.weight_only, host), host, relax_pipeline=None)
+        machine = relax.VirtualMachine(executable, tvm.cpu())
+        results = machine["main"](*(values[param.name] for param in params))
+        # by position: two variables of a function may have the same name
+        derived = dict(zip(main.params[-len(lowered.derived) :], results, strict=True))
+    direct = {param: values[param.name] for param in main.params if param not in derived and param.name in values}
+    bound = main.bind_params({**direct, **derived})
+    mod = tvm.IRModule(dict(lowered.mod.functions_items()), attrs=lowered.mod.attrs)
+    mod["main"] = bound
+    return mod
+
+
+def finalize(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """Schedule every PrimFunc of a lowered module and lower its Relax part to virtual machine calls."""
+    scheduled = {
+        global_var: schedule_kernel(func, target) if isinstance(func, tirx.PrimFunc) else func
+        for global_var, func in mod.functions_items()
+    }
+    passes = [
+        relax.transform.RewriteDataflowReshape(),
+        relax.transform.ToNonDataflow(),
+        relax.transform.RemovePurityChecking(),
+        relax.transform.CallTIRRewrite(),
+        relax.transform.StaticPlanBlockMemory(),
+        relax.transform.LowerAllocTensor(),
+        relax.transform.KillAfterLastUse(),
+        relax.transform.LowerRuntimeBuiltin(),
+        relax.transform.ComputePrimValue(),
+        relax.transform.VMShapeLower(),
+        relax.transform.AttachGlobalSymbol(),
+    ]
+    return tvm.transform.Sequential(passes)(tvm.IRModule(scheduled, attrs=mod.attrs))

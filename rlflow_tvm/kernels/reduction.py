@@ -1,0 +1,169 @@
+"""The schedule rule of reductions along with what surrounds them: softmax, layer norm, means, sums."""
+
+from __future__ import annotations
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target
+
+from .loops import block_kinds, extent, fuse_all, leaf_blocks, loop_kinds, own_loops, vectorise
+from .tails import LIMIT_ATTR
+from .target import num_cores, vector_lanes
+
+_CHAINS = 4  # vector sums side by side, to hide the latency of an addition
+_PARALLEL_WORK = 16384  # element operations below which starting threads costs more than they save
+
+
+class Reduction(CPUScheduleRule):
+    """Blocks over the same rows: one parallel loop over the rows, all blocks inside it.
+
+    A sum over the contiguous axis becomes vector sums, added up at the end; one over another axis has its
+    contiguous parallel axis in vectors.
+    """
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """The scheduled function, or None where no block reduces or the blocks do not share their rows."""
+        sch = s_tir.Schedule(func)
+        blocks = leaf_blocks(sch)
+        if not blocks or not any("R" in block_kinds(sch, block) for block in blocks):
+            return None
+        if any(not _is_row_block(sch, block) for block in blocks):
+            return None
+        if len(sch.get_output_blocks(sch.get_sblock("root"))) != 1:
+            return None
+        inline_single_maps(sch, blocks)
+        blocks = leaf_blocks(sch)
+        rows = min(shared_rows(sch, blocks), len(sch.get_loops(blocks[-1])))
+        work = sum(_volume(sch, block) for block in blocks)
+        lanes = vector_lanes(target)
+        for block in blocks:
+            if "R" in block_kinds(sch, block) and _sums_contiguous(sch, block):
+                split_sum(sch, block, lanes)
+        blocks = leaf_blocks(sch)
+        *others, last = blocks
+        threads = num_cores(target) if work > _PARALLEL_WORK else 1
+        if rows == 0:
+            for block in blocks:
+                schedule_rest(sch, block, sch.get_loops(block), lanes)
+            return sch
+        loops = sch.get_loops(last)
+        row = fuse_all(sch, loops[:rows])
+        for block in reversed(others):
+            sch.compute_at(block, row)
+        if threads > 1:
+            sch.parallel(row)
+        for block in blocks:
+            schedule_rest(sch, block, sch.get_loops(block)[1:], lanes)
+        return sch
+
+
+def inline_single_maps(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> None:
+    """Inline the mapping blocks that one block reads, or that are no work to repeat (no arithmetic on elements)."""
+    for block in blocks:
+        consumers = sch.get_consumers(block)
+        if set(block_kinds(sch, block)) <= {"S"} and len(consumers) == 1 and not _is_costly(sch, block):
+            sch.compute_inline(block)
+
+
+def shared_rows(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> int:
+    """How many leading axes all blocks share: each writes, and reads what another wrote, at its own leading axes."""
+    written = {stmt.writes[0].source for stmt in (sch.get(block) for block in blocks)}
+    rows = min(_leading(block_kinds(sch, block)) for block in blocks)
+    extents = [int(axis.dom.extent) for axis in sch.get(blocks[-1]).iter_vars]
+    for block in blocks:
+        stmt = sch.get(block)
+        axes = stmt.iter_vars
+        regions = [*stmt.writes, *(region for region in stmt.reads if region.source in written)]
+        for i in range(rows):
+            same = all(len(r.region) > i and r.region[i].min.same_as(axes[i].var) for r in regions)
+            if not same or int(axes[i].dom.extent) != extents[i]:
+                rows = i
+                break
+    return rows
+
+
+def split_sum(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> None:
+    """Make a reduction over the contiguous axis one of vectors (`_CHAINS` side by side), and one over their lanes."""
+    kinds = block_kinds(sch, block)
+    loops = own_loops(sch, block)
+    summed = fuse_all(sch, [loop for loop, kind in zip(loops, kinds, strict=True) if kind == "R"])
+    length = extent(sch, summed)
+    if length < 2 * lanes:
+        return
+    chains = _CHAINS if length >= 2 * _CHAINS * lanes else 1
+    axis = len(sch.get(block).writes[0].region)
+    _split_off(sch, summed, axis, chains * lanes)
+    if chains > 1:
+        _split_off(sch, sch.get_loops(block)[-1], axis, lanes)
+
+
+def _split_off(sch: s_tir.Schedule, summed: LoopRV, axis: int, width: int) -> None:
+    """Make the reduction over `summed` one into `width` partial sums, and one over those."""
+    length = extent(sch, summed)
+    _, inner = sch.split(summed, [None, width])
+    partial = sch.rfactor(inner, axis)
+    if length % width:
+        # compute_at forgets the predicate of the last, partly filled chunk: keep it where peel_tails finds it
+        axes = sch.get(partial).iter_vars
+        reduced = next(a.var.name for a in axes if a.iter_type == tirx.IterVar.CommReduce)
+        sch.annotate(partial, LIMIT_ATTR, [reduced, axes[0].var.name, width, length])
+
+
+def schedule_rest(sch: s_tir.Schedule, block: SBlockRV, loops: list[LoopRV], lanes: int) -> None:
+    """Schedule the loops of a block inside the row: reduced axes outside, the last parallel one in vectors."""
+    kinds = loop_kinds(sch, block, loops)
+    parallel = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == "S"]
+    summed = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == "R"]
+    if not summed:
+        if parallel:
+            vectorise(sch, parallel[-1], lanes)
+        return
+    if parallel:
+        *outer, inner = parallel
+        if extent(sch, inner) > _CHAINS * lanes:
+            rest, inner = sch.split(inner, [None, _CHAINS * lanes])
+            outer = [*outer, rest]
+        sch.reorder(*outer, *summed, inner)
+        vectorise(sch, inner, lanes, unroll=True)
+    sch.decompose_reduction(block, summed[0])
+
+
+def _is_row_block(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """One store, parallel axes first, the store's indices the parallel axes in order."""
+    stmt = sch.get(block)
+    kinds = block_kinds(sch, block)
+    if "O" in kinds or "RS" in kinds or len(stmt.writes) != 1 or len(stmt.iter_vars) != len(sch.get_loops(block)):
+        return False
+    spatial = [axis.var for axis, kind in zip(stmt.iter_vars, kinds, strict=True) if kind == "S"]
+    region = stmt.writes[0].region
+    return len(region) == len(spatial) and all(r.min.same_as(v) for r, v in zip(region, spatial, strict=True))
+
+
+def _is_costly(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    found: list[object] = []
+    tvm_ffi.structural_walk(sch.get(block).body, ((tvm.ir.Call, tirx.Div), found.append))
+    return bool(found)
+
+
+def _sums_contiguous(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether the last index of what the block reads is its last reduced axis."""
+    stmt = sch.get(block)
+    if not isinstance(stmt.body, tirx.BufferStore):
+        return False
+    last = stmt.iter_vars[-1].var
+    reads = [r for r in stmt.reads if len(r.region) and r.source not in {w.source for w in stmt.writes}]
+    return any(r.region[-1].min.same_as(last) for r in reads)
+
+
+def _volume(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    volume = 1
+    for axis in sch.get(block).iter_vars:
+        volume *= int(axis.dom.extent)
+    return volume
+
+
+def _leading(kinds: str) -> int:
+    return len(kinds) - len(kinds.lstrip("S"))

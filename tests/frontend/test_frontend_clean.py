@@ -1,0 +1,334 @@
+"""Cleaning and single operators: numbers against ONNX Runtime on the same small model."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from rlflow_tvm import ir
+from rlflow_tvm.frontend import from_onnx, onnxruntime_outputs, random_inputs
+from rlflow_tvm.frontend.clean import clean
+
+node = helper.make_node
+
+
+def _array(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _norm(channels: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    draw = {"gamma": (0.5, 1.5), "beta": (-1, 1), "mean": (-1, 1), "var": (0.5, 2)}
+    return {k: rng.uniform(*bounds, channels).astype(np.float32) for k, bounds in draw.items()}
+
+
+_NORM = ["gamma", "beta", "mean", "var"]
+
+
+def test_batch_norm_and_scale_fold_into_the_convolution(make_model, assert_imports_right, operators) -> None:
+    model = make_model(
+        [
+            node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+            node("BatchNormalization", ["c", *_NORM], ["n"], epsilon=1e-2),
+            node("Mul", ["scale", "n"], ["m"]),
+            node("Sub", ["m", "shift"], ["y"]),
+        ],
+        {"x": (1, 4, 6, 6)},
+        ["y"],
+        {"w": _array(8, 4, 3, 3), **_norm(8), "scale": _array(8, 1, 1), "shift": _array(1, 8, 1, 1, seed=2)},
+    )
+    assert operators(assert_imports_right(model)) == ["nn.conv2d", "add"]
+
+
+def test_nodes_of_one_name_are_told_apart(make_model, operators) -> None:
+    model = make_model(
+        [
+            node("Conv", ["x", "w"], ["c"], name="same"),
+            node("BatchNormalization", ["c", *_NORM], ["n"], name="same"),
+            node("Relu", ["n"], ["y"], name="same"),
+        ],
+        {"x": (1, 4, 6, 6)},
+        ["y"],
+        {"w": _array(8, 4, 3, 3), **_norm(8)},
+    )
+    assert operators(from_onnx(model)) == ["nn.conv2d", "add", "nn.relu"]
+
+
+def test_a_convolution_read_twice_is_left_alone(make_model, assert_imports_right, operators) -> None:
+    model = make_model(
+        [
+            node("Conv", ["x", "w", "b"], ["c"]),
+            node("BatchNormalization", ["c", *_NORM], ["n"]),
+            node("Relu", ["c"], ["r"]),
+            node("Add", ["n", "r"], ["y"]),
+        ],
+        {"x": (1, 4, 6, 6)},
+        ["y"],
+        {"w": _array(8, 4, 3, 3), "b": _array(8), **_norm(8)},
+    )
+    names = operators(assert_imports_right(model))
+    assert sorted(names) == ["add", "add", "add", "multiply", "nn.conv2d", "nn.relu"]
+
+
+def test_a_convolution_that_is_an_output_is_left_alone(make_model, assert_imports_right) -> None:
+    model = make_model(
+        [node("Conv", ["x", "w"], ["c"]), node("BatchNormalization", ["c", *_NORM], ["n"])],
+        {"x": (1, 4, 6, 6)},
+        ["c", "n"],
+        {"w": _array(8, 4, 3, 3), **_norm(8)},
+    )
+    assert_imports_right(model)
+
+
+def test_a_lone_batch_norm_is_one_product_and_one_sum(make_model, assert_imports_right, operators) -> None:
+    model = make_model(
+        [node("BatchNormalization", ["x", *_NORM], ["n"]), node("Relu", ["n"], ["y"])],
+        {"x": (2, 8, 5, 5)},
+        ["y"],
+        _norm(8),
+    )
+    assert operators(assert_imports_right(model)) == ["multiply", "add", "nn.relu"]
+
+
+def test_a_product_along_another_axis_is_not_folded(make_model, assert_imports_right, operators) -> None:
+    model = make_model(
+        [node("Conv", ["x", "w"], ["c"]), node("Mul", ["c", "s"], ["y"])],
+        {"x": (1, 4, 6, 6)},
+        ["y"],
+        {"w": _array(4, 4, 3, 3), "s": _array(4)},
+    )
+    assert operators(assert_imports_right(model)) == ["nn.conv2d", "multiply"]
+
+
+def test_identities_and_dropouts_vanish(make_model, assert_imports_right, operators) -> None:
+    model = make_model(
+        [
+            node("Identity", ["x"], ["a"]),
+            node("Dropout", ["a"], ["b"]),
+            node("Relu", ["b"], ["c"]),
+            node("Identity", ["c"], ["y"]),
+        ],
+        {"x": (2, 3)},
+        ["y"],
+    )
+    assert operators(assert_imports_right(model)) == ["nn.relu"]
+
+
+def test_shape_chains_are_folded(make_model, assert_imports_right, operators) -> None:
+    model = make_model(
+        [
+            node("Shape", ["x"], ["s"]),
+            node("Gather", ["s", "zero"], ["batch"]),
+            node("Unsqueeze", ["batch", "axes"], ["batch1"]),
+            node("Concat", ["batch1", "rest"], ["target"], axis=0),
+            node("Reshape", ["x", "target"], ["r"]),
+            node("Shape", ["r"], ["rs"]),
+            node("ConstantOfShape", ["rs"], ["ones"], value=helper.make_tensor("v", 1, [1], [2.0])),
+            node("Mul", ["r", "ones"], ["y"]),
+        ],
+        {"x": (2, 3, 4)},
+        ["y"],
+        {"zero": np.array(0), "axes": np.array([0]), "rest": np.array([-1])},
+    )
+    mod = assert_imports_right(model)
+    assert operators(mod) == ["reshape", "multiply"]
+
+
+def test_dead_nodes_and_weights_go(make_model) -> None:
+    model = make_model(
+        [node("Relu", ["x"], ["y"]), node("MatMul", ["x", "w"], ["unread"])],
+        {"x": (2, 3), "unused": (7,)},
+        ["y"],
+        {"w": _array(3, 3)},
+    )
+    graph = clean(model, "small")
+    assert [n.op_type for n in graph.nodes] == ["Relu"]
+    assert not graph.constants
+    assert [p.name for p in from_onnx(model)["main"].params] == ["x", "unused"]
+
+
+def test_the_given_model_is_left_as_it_was(make_model) -> None:
+    model = make_model([node("Identity", ["x"], ["a"]), node("Relu", ["a"], ["y"])], {"x": ("n", 3)}, ["y"])
+    before = model.SerializeToString(deterministic=True)
+    from_onnx(model, shapes={"x": (4, 3)})
+    assert model.SerializeToString(deterministic=True) == before
+
+
+def test_given_shapes_are_propagated(make_model) -> None:
+    model = make_model([node("Flatten", ["x"], ["y"])], {"x": ("batch", 3, "h", "w")}, ["y"])
+    func = from_onnx(model, shapes={"x": (2, 3, 4, 5)})["main"]
+    assert [int(d) for d in func.params[0].ty.shape] == [2, 3, 4, 5]
+    assert [int(d) for d in func.ret_ty.shape] == [2, 60]
+
+
+def test_old_operator_sets_are_converted(make_model, run) -> None:
+    model = make_model(
+        [
+            node("Add", ["x", "b"], ["a"], broadcast=1, axis=1),
+            node("BatchNormalization", ["a", *_NORM], ["n"], is_test=1),
+            node("Relu", ["n"], ["y"]),
+        ],
+        {"x": (1, 8, 5, 5)},
+        ["y"],
+        {"b": _array(8), **_norm(8)},
+        opset=6,
+    )
+    modern = make_model(
+        [
+            node("Add", ["x", "b"], ["a"]),
+            node("BatchNormalization", ["a", *_NORM], ["n"]),
+            node("Relu", ["n"], ["y"]),
+        ],
+        {"x": (1, 8, 5, 5)},
+        ["y"],
+        {"b": _array(8).reshape(8, 1, 1), **_norm(8)},
+    )
+    mod = from_onnx(model)
+    inputs = random_inputs(mod, 0)
+    (found,), (expected,) = run(mod, inputs), onnxruntime_outputs(modern, inputs)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("opset", [12, 13])
+def test_softmax_of_both_meanings(opset: int, make_model, assert_imports_right) -> None:
+    model = make_model([node("Softmax", ["x"], ["y"], axis=1)], {"x": (2, 3, 4)}, ["y"], opset=opset)
+    assert_imports_right(model)
+
+
+_OPERATORS = {
+    "clip": ([node("Clip", ["x", "lo", "hi"], ["y"])], {"lo": np.float32(0), "hi": np.float32(0.5)}, 18),
+    "clip-open": ([node("Clip", ["x", "", "hi"], ["y"])], {"hi": np.float32(0.5)}, 18),
+    "clip-old": ([node("Clip", ["x"], ["y"], min=-0.5, max=0.5)], {}, 10),
+    "pad": ([node("Pad", ["x", "p", "v"], ["y"])], {"p": np.array([0, 0, 1, 2, 0, 0, 3, 4]), "v": np.float32(2)}, 17),
+    "pad-axes": (
+        [node("Pad", ["x", "p", "", "a"], ["y"])],
+        {"p": np.array([1, 2, 3, 4]), "a": np.array([-1, 2])},
+        18,
+    ),
+    "pad-reflect": ([node("Pad", ["x", "p"], ["y"], mode="reflect")], {"p": np.array([0, 0, 1, 2] * 2)}, 17),
+    "sum": ([node("Sum", ["x", "b", "x"], ["y"])], {"b": _array(4, 1, 1)}, 18),
+    "max": ([node("Max", ["x", "b"], ["y"])], {"b": _array(6)}, 18),
+    "min": ([node("Min", ["x", "b"], ["y"])], {"b": _array(6, 1)}, 18),
+    "mean": ([node("Mean", ["x", "b", "x"], ["y"])], {"b": _array(6)}, 18),
+    "gather": ([node("Gather", ["x", "i"], ["y"], axis=2)], {"i": np.array([[0, -1], [-6, 2]])}, 18),
+    "gather-scalar": ([node("Gather", ["x", "i"], ["y"], axis=-1)], {"i": np.array(-2)}, 18),
+    "gather-nd": ([node("GatherND", ["x", "i"], ["y"])], {"i": np.array([[0, 1], [0, -1]])}, 18),
+    "gather-nd-all": (
+        [node("GatherND", ["x", "i"], ["y"])],
+        {"i": np.stack([np.zeros(4, np.int64), np.arange(4)], -1)},
+        18,
+    ),
+    "gemm": (
+        [node("Flatten", ["x"], ["f"]), node("Gemm", ["f", "w", "c"], ["y"], alpha=0.5, beta=2.0, transB=1)],
+        {"w": _array(5, 144), "c": _array(5)},
+        18,
+    ),
+    "average-pool": (
+        [node("AveragePool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2], pads=[0, 1, 1, 1])],
+        {},
+        18,
+    ),
+    "average-pool-padded": (
+        [node("AveragePool", ["x"], ["y"], kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=1)],
+        {},
+        18,
+    ),
+    "max-pool-ceil": ([node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1)], {}, 18),
+    "max-pool-same": (
+        [node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER")],
+        {},
+        18,
+    ),
+    "conv-same": (
+        [node("Conv", ["x", "w"], ["y"], strides=[2, 2], auto_pad="SAME_UPPER")],
+        {"w": _array(3, 4, 3, 3)},
+        18,
+    ),
+    "conv-same-lower": (
+        [node("Conv", ["x", "w"], ["y"], strides=[1, 3], auto_pad="SAME_LOWER")],
+        {"w": _array(3, 4, 2, 4)},
+        18,
+    ),
+    "conv-valid": ([node("Conv", ["x", "w"], ["y"], auto_pad="VALID")], {"w": _array(3, 4, 2, 4)}, 18),
+    "average-pool-same": (
+        [node("AveragePool", ["x"], ["y"], kernel_shape=[2, 3], strides=[1, 2], auto_pad="SAME_LOWER")],
+        {},
+        18,
+    ),
+    "conv-grouped": (
+        [node("Conv", ["x", "w"], ["y"], group=2, dilations=[2, 1], pads=[2, 0, 1, 1])],
+        {"w": _array(6, 2, 3, 2)},
+        18,
+    ),
+    "lrn": ([node("LRN", ["x"], ["y"], size=3, alpha=0.5, beta=0.75, bias=2.0)], {}, 18),
+    "layer-norm": (
+        [node("LayerNormalization", ["x", "g", "b"], ["y"], axis=-1)],
+        {"g": _array(6), "b": _array(6, seed=3)},
+        18,
+    ),
+    "split": ([node("Split", ["x"], ["a", "y"], axis=1, num_outputs=2)], {}, 18),
+    "slice": (
+        [node("Slice", ["x", "s", "e", "a", "t"], ["y"])],
+        {"s": np.array([5, 0]), "e": np.array([-99, 3]), "a": np.array([2, 3]), "t": np.array([-2, 1])},
+        18,
+    ),
+    "reduce": ([node("ReduceMean", ["x", "a"], ["y"], keepdims=0)], {"a": np.array([-1])}, 18),
+    "expand": ([node("Expand", ["x", "s"], ["y"])], {"s": np.array([2, 4, 6, 6])}, 18),
+}
+
+
+@pytest.mark.parametrize("name", sorted(_OPERATORS))
+def test_operators_compute_what_onnxruntime_computes(name: str, make_model, assert_imports_right) -> None:
+    nodes, weights, opset = _OPERATORS[name]
+    model = make_model(nodes, {"x": (1, 4, 6, 6)}, ["y"], weights, opset)
+    mod = assert_imports_right(model)
+    if name not in ("pad-reflect",):
+        assert len(mod.functions) == 1, "the operator came as loops"
+
+
+def test_negative_token_ids_count_from_the_end(make_model, run) -> None:
+    table = _array(10, 3)
+    model = make_model(
+        [node("Gather", ["table", "ids"], ["y"])], {"ids": (4,)}, ["y"], {"table": table}, dtypes={"ids": "int64"}
+    )
+    (found,) = run(from_onnx(model), {"ids": np.array([-1, 0, -10, 9])})
+    np.testing.assert_array_equal(found, table[[9, 0, 0, 9]])
+
+
+def test_weights_come_in_their_final_shape(make_model) -> None:
+    model = make_model(
+        [
+            node("Conv", ["x", "w", "b"], ["c"]),
+            node("Flatten", ["c"], ["f"]),
+            node("Gemm", ["f", "v"], ["y"], transB=1),
+        ],
+        {"x": (1, 4, 3, 3)},
+        ["y"],
+        {"w": _array(2, 4, 3, 3), "b": _array(2), "v": _array(5, 2)},
+    )
+    detached = ir.detach(from_onnx(model))
+    assert [tuple(t.shape) for t in detached.weights.values()] == [(2, 4, 3, 3), (1, 2, 1, 1), (2, 5)]
+
+
+def test_a_model_without_weights_or_nodes_imports(make_model) -> None:
+    model = make_model([node("Identity", ["x"], ["y"])], {"x": (2, 3)}, ["y"])
+    func = from_onnx(model)["main"]
+    assert [p.name for p in func.params] == ["x"]
+    assert [int(d) for d in func.ret_ty.shape] == [2, 3]
+
+
+def test_several_outputs_are_a_tuple(make_model, assert_imports_right) -> None:
+    model = make_model([node("Relu", ["x"], ["a"]), node("Sigmoid", ["x"], ["b"])], {"x": (2, 3)}, ["b", "a", "b"])
+    assert len(assert_imports_right(model)["main"].ret_ty.fields) == 3
+
+
+def test_local_functions_are_inlined(make_model, operators) -> None:
+    body = onnx.helper.make_function(
+        "local", "Twice", ["a"], ["b"], [node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 18)]
+    )
+    model = make_model([node("Twice", ["x"], ["y"], domain="local")], {"x": (2, 3)}, ["y"])
+    model.functions.append(body)
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    assert operators(from_onnx(model)) == ["add"]

@@ -1,0 +1,235 @@
+"""Bad input: each is one clear line that names the culprit and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from rlflow_tvm.errors import FrontendError
+from rlflow_tvm.frontend import from_onnx, onnxruntime_outputs, random_inputs, zoo
+
+node = helper.make_node
+
+
+def _message(call: Callable[[], object]) -> str:
+    with pytest.raises(FrontendError) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 700
+    return text
+
+
+@pytest.fixture
+def relu(make_model) -> onnx.ModelProto:
+    return make_model([node("Relu", ["image"], ["y"])], {"image": ("batch", 3, 224, 224)}, ["y"])
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    text = _message(lambda: from_onnx(tmp_path / "none.onnx"))
+    assert "none.onnx: no such file" in text
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    assert "not a file" in _message(lambda: from_onnx(tmp_path))
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    assert "empty.onnx: the file is empty" in _message(lambda: from_onnx(str(tmp_path / "empty.onnx")))
+
+
+@pytest.mark.parametrize(
+    "content", ["This is a text file.\nNot a model.\n", "{}\n", "<html><body>404</body></html>", "\n\n\n", "0"]
+)
+def test_a_text_file(content: str, tmp_path: Path) -> None:
+    (tmp_path / "text.onnx").write_text(content)
+    text = _message(lambda: from_onnx(tmp_path / "text.onnx"))
+    assert "text.onnx: not an ONNX" in text
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_file(part: float, tmp_path: Path) -> None:
+    data = zoo.load("demo").SerializeToString()
+    (tmp_path / "cut.onnx").write_bytes(data[: int(part * len(data))])
+    text = _message(lambda: from_onnx(tmp_path / "cut.onnx"))
+    assert "cut.onnx: not an ONNX file, or a truncated one" in text
+
+
+def test_an_empty_model() -> None:
+    assert "not an ONNX model" in _message(lambda: from_onnx(onnx.ModelProto()))
+
+
+def _with_external_data(tmp_path: Path) -> Path:
+    path = tmp_path / "outside.onnx"
+    model = zoo.load("demo")
+    onnx.save(model, path, save_as_external_data=True, location="outside.data", size_threshold=0)
+    return path
+
+
+def test_external_data_is_read(tmp_path: Path) -> None:
+    assert len(from_onnx(_with_external_data(tmp_path))["main"].params) == 1
+
+
+def test_missing_external_data(tmp_path: Path) -> None:
+    path = _with_external_data(tmp_path)
+    (tmp_path / "outside.data").unlink()
+    text = _message(lambda: from_onnx(path))
+    assert "outside.onnx: its external data cannot be read" in text
+    assert "outside.data" in text
+
+
+def test_external_data_outside_of_the_folder(tmp_path: Path) -> None:
+    path = _with_external_data(tmp_path)
+    (tmp_path / "outside.data").rename(tmp_path.parent / "escaped.data")
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        tensor.external_data[0].value = "../escaped.data"
+    onnx.save(model, path)
+    assert "its external data cannot be read" in _message(lambda: from_onnx(path))
+
+
+def test_a_model_whose_external_data_was_not_loaded(tmp_path: Path) -> None:
+    model = onnx.load(_with_external_data(tmp_path), load_external_data=False)
+    text = _message(lambda: from_onnx(model))
+    assert "load_external_data=True" in text
+
+
+def test_a_dynamic_dimension(relu: onnx.ModelProto) -> None:
+    text = _message(lambda: from_onnx(relu))
+    assert "dimension 0 (batch) of input 'image' is dynamic" in text
+    assert "--shape image=1,3,224,224" in text
+
+
+def test_an_input_without_shape(make_model) -> None:
+    model = make_model([node("Relu", ["image"], ["y"])], {"image": None}, ["y"])
+    text = _message(lambda: from_onnx(model))
+    assert "input 'image' has no shape" in text
+    assert "--shape image=" in text
+    assert len(from_onnx(model, {"image": (2, 3)})["main"].params) == 1
+
+
+def test_a_shape_for_an_input_that_is_not_there(relu: onnx.ModelProto) -> None:
+    text = _message(lambda: from_onnx(relu, shapes={"picture": (1, 3, 224, 224)}))
+    assert "no input 'picture': it has the inputs image" in text
+
+
+def test_a_shape_of_another_rank(relu: onnx.ModelProto) -> None:
+    text = _message(lambda: from_onnx(relu, shapes={"image": (1, 3, 224)}))
+    assert "'image' has 3 dimensions, the model's input has 4" in text
+
+
+def test_a_shape_against_a_fixed_dimension(relu: onnx.ModelProto) -> None:
+    text = _message(lambda: from_onnx(relu, shapes={"image": (1, 4, 224, 224)}))
+    assert "dimension 1 is fixed at 3" in text
+
+
+def test_a_shape_that_is_not_positive(relu: onnx.ModelProto) -> None:
+    text = _message(lambda: from_onnx(relu, shapes={"image": (0, 3, 224, 224)}))
+    assert "positive" in text
+
+
+def test_shapes_that_do_not_fit_the_weights(make_model) -> None:
+    model = make_model([node("MatMul", ["x", "w"], ["y"])], {"x": (2, "n")}, ["y"], {"w": np.ones((4, 5), np.float32)})
+    text = _message(lambda: from_onnx(model, shapes={"x": (2, 3)}))
+    assert "shape inference failed" in text
+
+
+def test_an_unsupported_operator(make_model) -> None:
+    model = make_model([node("Det", ["x"], ["y"], name="the_determinant")], {"x": (3, 3)}, ["y"])
+    text = _message(lambda: from_onnx(model))
+    assert "node 'the_determinant' uses the operator Det, which TVM cannot import" in text
+
+
+def test_an_unnamed_unsupported_operator(make_model) -> None:
+    model = make_model([node("Relu", ["x"], ["r"]), node("Det", ["r"], ["y"])], {"x": (3, 3)}, ["y"])
+    assert "node 'Det_1' uses the operator Det" in _message(lambda: from_onnx(model))
+
+
+def test_an_operator_of_another_domain_is_not_taken_for_the_standard_one(make_model) -> None:
+    model = make_model([node("Relu", ["x"], ["y"], domain="com.example", name="own")], {"x": (3, 3)}, ["y"])
+    model.opset_import.append(helper.make_opsetid("com.example", 1))
+    text = _message(lambda: from_onnx(model))
+    assert "node 'own' uses the operator com.example.Relu" in text
+
+
+def test_random_operators_are_not_folded(make_model) -> None:
+    model = make_model([node("RandomNormal", [], ["r"], shape=[3]), node("Add", ["x", "r"], ["y"])], {"x": (3,)}, ["y"])
+    assert "operator RandomNormal" in _message(lambda: from_onnx(model))
+
+
+def test_an_operator_that_tvm_refuses(make_model) -> None:
+    nodes = [node("Pad", ["x", "p"], ["y"], name="pad")]
+    model = make_model(nodes, {"x": (4,), "p": (2,)}, ["y"], dtypes={"p": "int64"})
+    text = _message(lambda: from_onnx(model))
+    assert "cannot import node 'pad' (operator Pad): Dynamic pads are not supported yet." in text
+
+
+def test_an_attribute_that_tvm_ignores(make_model) -> None:
+    def shrink(antialias: int) -> onnx.ModelProto:
+        nodes = [node("Resize", ["x", "", "s"], ["y"], mode="linear", antialias=antialias, name="shrink")]
+        return make_model(nodes, {"x": (1, 1, 8, 8)}, ["y"], {"s": np.array([1, 1, 0.5, 0.5], np.float32)})
+
+    text = _message(lambda: from_onnx(shrink(1)))
+    assert "ignores attribute 'antialias' of node 'shrink' (operator Resize)" in text
+    assert len(from_onnx(shrink(0))["main"].params) == 1
+
+
+def test_control_flow(make_model) -> None:
+    branch = helper.make_graph(
+        [node("Relu", ["x"], ["b"])], "b", [], [helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, [3])]
+    )
+    other = onnx.GraphProto.FromString(branch.SerializeToString())
+    nodes = [node("If", ["c"], ["y"], then_branch=branch, else_branch=other, name="choice")]
+    model = make_model(nodes, {"x": (3,), "c": ()}, ["y"], dtypes={"c": "bool"})
+    text = _message(lambda: from_onnx(model))
+    assert "node 'choice' uses the operator If, control flow" in text
+
+
+def test_a_shape_that_depends_on_data(make_model) -> None:
+    model = make_model([node("NonZero", ["x"], ["y"], name="where")], {"x": (3, 3)}, ["y"], out_dtype="int64")
+    text = _message(lambda: from_onnx(model))
+    assert "the shape of node 'where' (NonZero) is known only at run time" in text
+
+
+def test_dropout_in_training(make_model) -> None:
+    model = make_model([node("Dropout", ["x", "", "t"], ["y"], name="drop")], {"x": (3,)}, ["y"], {"t": np.array(True)})
+    assert "node 'drop' (Dropout) is in training mode" in _message(lambda: from_onnx(model))
+
+
+def test_an_invalid_graph(make_model) -> None:
+    model = make_model([node("Relu", ["nobody"], ["y"])], {"x": (3,)}, ["y"])
+    text = _message(lambda: from_onnx(model))
+    assert "not a valid ONNX model" in text
+    assert "nobody" in text
+
+
+def test_a_constant_that_would_fill_the_memory(make_model) -> None:
+    model = make_model(
+        [node("ConstantOfShape", ["s"], ["c"], name="huge"), node("Add", ["x", "c"], ["y"])],
+        {"x": (1,)},
+        ["y"],
+        {"s": np.array([1 << 20, 1 << 20])},
+    )
+    assert "node 'huge' (ConstantOfShape)" in _message(lambda: from_onnx(model))
+
+
+def test_an_old_broadcast_of_an_unknown_operand(make_model) -> None:
+    model = make_model(
+        [node("Add", ["x", "b"], ["y"], broadcast=1, axis=1, name="old")], {"x": (1, 2, 3), "b": (2,)}, ["y"], opset=6
+    )
+    assert "node 'old' (Add)" in _message(lambda: from_onnx(model))
+
+
+def test_inputs_that_cannot_be_drawn(relu: onnx.ModelProto) -> None:
+    assert "'image' has a dynamic shape" in _message(lambda: random_inputs(relu, 0))
+
+
+def test_what_onnxruntime_refuses(relu: onnx.ModelProto) -> None:
+    text = _message(lambda: onnxruntime_outputs(relu, {"image": np.zeros((1, 3, 2, 2), np.float32)}))
+    assert "ONNX Runtime cannot run the model" in text

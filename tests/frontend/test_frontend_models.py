@@ -1,0 +1,94 @@
+"""Whole models: they import in the common form, and compute what ONNX Runtime computes on the original."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+import tvm
+from tvm import relax
+
+from rlflow_tvm import ir
+from rlflow_tvm.frontend import from_onnx, zoo
+from rlflow_tvm.frontend.zoo_light import light_files
+
+_CONVOLUTIONS = {
+    "light_bvlc_alexnet": 5,
+    "light_densenet121": 121,
+    "light_inception_v1": 57,
+    "light_inception_v2": 69,
+    "light_resnet50": 53,
+    "light_shufflenet": 49,
+    "light_squeezenet": 26,
+    "light_vgg19": 16,
+    "light_zfnet512": 5,
+}
+_NEVER_LEFT = {
+    "nn.batch_norm",
+    "nn.dropout",
+    "shape_of",
+    "shape_to_tensor",
+    "stack",
+    "strided_slice",
+    "broadcast_to",
+    "call_tir",
+}
+
+
+def _assert_common_form(mod: tvm.IRModule, inputs: int) -> None:
+    func = mod["main"]
+    assert [gv.name_hint for gv in mod.get_global_vars()] == ["main"]
+    assert len(func.params) == ir.num_inputs(func) == inputs
+    bindings = ir.single_block(func)
+    for binding in bindings:
+        assert isinstance(binding.var.ty, relax.TensorType)
+        assert all(isinstance(d, tvm.tirx.IntImm) for d in binding.var.ty.shape.values)
+    relax.analysis.well_formed(mod)  # raises where it is not
+
+
+def test_every_light_model_is_known() -> None:
+    assert set(light_files()) == set(_CONVOLUTIONS)
+
+
+@pytest.mark.parametrize("name", sorted(_CONVOLUTIONS))
+def test_light_models_import_from_the_wheel(name: str, operators) -> None:
+    model = onnx.load(light_files()[name])
+    mod = from_onnx(light_files()[name])
+    _assert_common_form(mod, inputs=1)
+    names = operators(mod)
+    assert names.count("nn.conv2d") == _CONVOLUTIONS[name]
+    assert not _NEVER_LEFT & set(names)
+    constants = {t.name for t in model.graph.initializer}
+    assert [p.name for p in mod["main"].params] == [i.name for i in model.graph.input if i.name not in constants]
+
+
+@pytest.mark.parametrize("name", ["demo", "light_squeezenet", "light_shufflenet"])
+def test_models_without_torch_compute_what_onnxruntime_computes(name: str, assert_imports_right) -> None:
+    assert_imports_right(zoo.load(name))
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "squeezenet-tiny"])
+def test_torch_models_compute_what_onnxruntime_computes(name: str, assert_imports_right, operators, zoo_home) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    mod = assert_imports_right(zoo.load(name))
+    _assert_common_form(mod, inputs=3 if name == "bert-tiny" else 1)
+    assert not _NEVER_LEFT & set(operators(mod))
+
+
+def test_bert_keeps_its_heads_and_norms(operators, zoo_home) -> None:
+    pytest.importorskip("transformers")
+    names = operators(from_onnx(zoo.path("bert-tiny")))
+    assert names.count("nn.layer_norm") == 5  # embeddings, and two in each of two layers
+    assert names.count("nn.softmax") == 2
+    assert names.count("matmul") == 16  # query, key, value, output, two of attention, two dense; twice
+    assert names.count("take") == 2
+
+
+def test_batch_norms_of_a_resnet_vanish_into_its_convolutions(operators, zoo_home) -> None:
+    pytest.importorskip("torch")
+    model = zoo.load("resnet18")
+    assert sum(n.op_type == "BatchNormalization" for n in model.graph.node) == 20
+    names = operators(from_onnx(model))
+    assert names.count("nn.conv2d") == 20
+    assert names.count("add") == 20 + 8 + 1  # a bias each, eight residual additions, the dense layer's bias
+    assert not {"multiply", "sqrt", *_NEVER_LEFT} & set(names)

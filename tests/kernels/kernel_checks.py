@@ -1,0 +1,76 @@
+"""Shared by the kernel tests: build a small graph, compile it with our pipeline, compare with numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from rlflow_tvm.kernels import default_target, extract_kernels, pipeline, schedule_kernel
+
+TARGET = default_target()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a graph computed, and the schedule rules that its kernels took, in the order of launch."""
+
+    values: list[np.ndarray]
+    rules: list[str]
+
+
+def graph(build: Callable[..., relax.Expr], shapes: Sequence[tuple[int, ...]], weights: int = 0) -> tvm.IRModule:
+    """`main(x0, x1, ...) = build(x0, x1, ...)`, float32; the last `weights` parameters count as weights."""
+    params = [relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", params):
+        with builder.dataflow():
+            output = builder.emit_output(build(*params))
+        builder.emit_func_output(output)
+    mod = builder.finalize()
+    mod["main"] = mod["main"].with_attr("num_input", len(shapes) - weights)
+    return mod
+
+
+def random_arrays(shapes: Sequence[tuple[int, ...]], seed: int = 0) -> list[np.ndarray]:
+    """Standard normal float32 arrays."""
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape).astype("float32") for shape in shapes]
+
+
+def run(mod: tvm.IRModule, arrays: Sequence[np.ndarray], weights: int = 0) -> Outcome:
+    """Compile with our pipeline, the last `weights` arrays bound as constants, and run on the others."""
+    rules = [
+        str(schedule_kernel(kernel.func, TARGET).attrs["rlflow.schedule_rule"]) for kernel in extract_kernels(mod, TARGET)
+    ]
+    func = mod["main"]
+    inputs = len(arrays) - weights
+    if weights:
+        bound = dict(zip(func.params[inputs:], (tvm.runtime.tensor(a) for a in arrays[inputs:]), strict=True))
+        mod = tvm.IRModule({tvm.ir.GlobalVar("main"): func.bind_params(bound)})
+    executable = tvm.compile(mod, TARGET, relax_pipeline=pipeline(TARGET))
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    result = machine["main"](*(tvm.runtime.tensor(a) for a in arrays[:inputs]))
+    results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+    return Outcome([r.numpy() for r in results], rules)
+
+
+def check(
+    build: Callable[..., relax.Expr],
+    expected: Callable[..., np.ndarray | Sequence[np.ndarray]],
+    shapes: Sequence[tuple[int, ...]],
+    weights: int = 0,
+    tolerance: float = 2e-6,
+) -> Outcome:
+    """`build` through our pipeline equals `expected` on the same arrays, to `tolerance` of the output's range."""
+    arrays = random_arrays(shapes)
+    outcome = run(graph(build, shapes, weights), arrays, weights)
+    wanted = expected(*arrays)
+    for got, want in zip(outcome.values, [wanted] if isinstance(wanted, np.ndarray) else wanted, strict=True):
+        assert got.shape == want.shape
+        scale = max(float(np.abs(want).max()), 1e-3)
+        np.testing.assert_allclose(got / scale, want / scale, rtol=0, atol=tolerance)
+    return outcome

@@ -1,0 +1,292 @@
+"""Convolutions against a plain numpy one: layouts, strides, padding, dilation, groups, epilogues."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.lib.stride_tricks import sliding_window_view
+from tvm import relax, tirx
+
+from rlflow_tvm.kernels.conv import Conv2d
+from rlflow_tvm.kernels.conv_legalize import CONV_LEGALIZE
+from rlflow_tvm.kernels.conv_tile import Tile, accumulator_registers, choose_tile
+
+TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": 2})
+
+
+@dataclass(frozen=True)
+class Conv:
+    """One convolution; a block of 0 is the plain layout."""
+
+    channels: tuple[int, int]
+    size: tuple[int, int]
+    kernel: tuple[int, int] = (3, 3)
+    batch: int = 1
+    strides: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    blocks: tuple[int, int, int] = (0, 0, 0)  # of data, kernel and output
+    epilogue: str = "bias relu"
+
+
+def to_blocks(image: np.ndarray, block: int) -> np.ndarray:
+    """NCHW to NCHW{block}c."""
+    if not block:
+        return image
+    n, c, h, w = image.shape
+    return np.ascontiguousarray(image.reshape(n, c // block, block, h, w).transpose(0, 1, 3, 4, 2))
+
+
+def kernel_to_blocks(kernel: np.ndarray, block: int) -> np.ndarray:
+    """OIHW to OIHW{block}o."""
+    if not block:
+        return kernel
+    o, i, h, w = kernel.shape
+    return np.ascontiguousarray(kernel.reshape(o // block, block, i, h, w).transpose(0, 2, 3, 4, 1))
+
+
+def reference(conv: Conv, data: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+    """The convolution in numpy, in float64."""
+    top, left, bottom, right = conv.padding
+    padded = np.pad(data.astype("float64"), ((0, 0), (0, 0), (top, bottom), (left, right)))
+    span = [(k - 1) * d + 1 for k, d in zip(conv.kernel, conv.dilation, strict=True)]
+    windows = sliding_window_view(padded, span, axis=(2, 3))
+    windows = windows[:, :, :: conv.strides[0], :: conv.strides[1], :: conv.dilation[0], :: conv.dilation[1]]
+    grouped = windows.reshape(conv.batch, conv.groups, -1, *windows.shape[2:])
+    weights = kernel.astype("float64").reshape(conv.groups, -1, *kernel.shape[1:])
+    result = np.einsum("ngchwyx,gocyx->ngohw", grouped, weights)
+    return result.reshape(conv.batch, -1, *result.shape[3:])
+
+
+def arrays(conv: Conv) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Arguments of the graph, in its layouts, and what it must give."""
+    rng = np.random.default_rng(7)
+    data = rng.standard_normal((conv.batch, conv.channels[0], *conv.size), dtype="float32")
+    kernel = rng.standard_normal((conv.channels[1], conv.channels[0] // conv.groups, *conv.kernel), dtype="float32")
+    result = reference(conv, data, kernel)
+    extra = {}
+    if "bias" in conv.epilogue:
+        extra["bias"] = rng.standard_normal((1, conv.channels[1], 1, 1), dtype="float32")
+        result = result + extra["bias"]
+    if "residual" in conv.epilogue:
+        extra["residual"] = rng.standard_normal(result.shape, dtype="float32")
+        result = result + extra["residual"]
+    if "silu" in conv.epilogue:
+        result = result / (1 + np.exp(-result))
+    if "relu" in conv.epilogue:
+        result = np.maximum(result, 0)
+    data_block, kernel_block, out_block = conv.blocks
+    arguments = {"data": to_blocks(data, data_block)}
+    arguments |= {name: to_blocks(value, out_block) for name, value in extra.items()}
+    arguments["kernel"] = kernel_to_blocks(kernel, kernel_block)
+    return arguments, to_blocks(result, out_block)
+
+
+def graph(conv: Conv, arguments: dict[str, np.ndarray]) -> tvm.IRModule:
+    """The Relax module; the kernel is a weight, all else an input."""
+    variables = {k: relax.Var(k, relax.TensorType(v.shape, "float32")) for k, v in arguments.items()}
+    data_block, kernel_block, out_block = conv.blocks
+    builder = relax.BlockBuilder()
+    with builder.function("main", list(variables.values()), attrs={"num_input": len(variables) - 1}):
+        with builder.dataflow():
+            value = builder.emit(
+                relax.op.nn.conv2d(
+                    variables["data"],
+                    variables["kernel"],
+                    strides=conv.strides,
+                    padding=conv.padding,
+                    dilation=conv.dilation,
+                    groups=conv.groups,
+                    data_layout=f"NCHW{data_block}c" if data_block else "NCHW",
+                    kernel_layout=f"OIHW{kernel_block}o" if kernel_block else "OIHW",
+                    out_layout=f"NCHW{out_block}c" if out_block else "NCHW",
+                )
+            )
+            for step in conv.epilogue.split():
+                if step in variables:
+                    value = builder.emit(relax.op.add(value, variables[step]))
+                else:
+                    value = builder.emit({"relu": relax.op.nn.relu, "silu": relax.op.nn.silu}[step](value))
+            output = builder.emit_output(value)
+        builder.emit_func_output(output)
+    return builder.get()
+
+
+def lower(mod: tvm.IRModule, target: tvm.target.Target = TARGET) -> tvm.IRModule:
+    """Legalised, weight-only work lifted out, fused, scheduled."""
+    passes = [
+        relax.transform.LegalizeOps(CONV_LEGALIZE),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.LiftTransformParams(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        tvm.s_tir.dlight.ApplyDefaultSchedule(Conv2d()),
+    ]
+    with target:
+        return tvm.transform.Sequential(passes)(mod)
+
+
+def scheduled(mod: tvm.IRModule) -> list[tirx.PrimFunc]:
+    """The functions that a rule has scheduled."""
+    functions = [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]
+    return [f for f in functions if f.attrs.get("tirx.is_scheduled")]
+
+
+def run(conv: Conv, target: tvm.target.Target = TARGET) -> tuple[np.ndarray, np.ndarray]:
+    """(what the compiled graph gives, what it must give); fails if no rule took the convolution."""
+    arguments, expected = arrays(conv)
+    mod = lower(graph(conv, arguments), target)
+    assert len(scheduled(mod)) == 1
+    machine = relax.VirtualMachine(tvm.compile(mod, target), tvm.cpu())
+    *inputs, kernel = (tvm.runtime.tensor(a) for a in arguments.values())
+    weights = machine["main_transform_params"]([kernel])
+    return machine["main"](*inputs, *weights).numpy(), expected
+
+
+def check(conv: Conv) -> None:
+    """The compiled graph gives the convolution, up to rounding of the sums."""
+    result, expected = run(conv)
+    assert result.shape == expected.shape
+    reduced = conv.channels[0] // conv.groups * conv.kernel[0] * conv.kernel[1]
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5 * reduced**0.5)
+
+
+BLOCKED = (16, 16, 16)
+CASES = {
+    "blocked": Conv((32, 32), (9, 11), padding=(1, 1, 1, 1), blocks=BLOCKED),
+    "blocked residual": Conv((32, 48), (5, 7), epilogue="bias residual relu", blocks=BLOCKED),
+    "blocked bare": Conv((16, 16), (5, 7), epilogue="", blocks=BLOCKED),
+    "silu reads twice": Conv((16, 32), (7, 7), (1, 1), epilogue="bias silu", blocks=BLOCKED),
+    "odd width, tail": Conv((16, 16), (3, 59), (1, 3), padding=(0, 1, 0, 1), blocks=BLOCKED),
+    "pointwise": Conv((32, 64), (13, 13), (1, 1), blocks=BLOCKED),
+    "pointwise bare": Conv((32, 32), (13, 13), (1, 1), epilogue="", blocks=BLOCKED),
+    "pointwise tail": Conv((16, 48), (11, 5), (1, 1), batch=2, blocks=BLOCKED),
+    "pointwise stride": Conv((16, 32), (7, 8), (1, 1), strides=(2, 2), blocks=BLOCKED),
+    "first layer": Conv((3, 32), (23, 23), (7, 7), strides=(2, 2), padding=(3, 3, 3, 3), blocks=(0, 16, 16)),
+    "first layer, block 8": Conv((3, 24), (15, 15), strides=(2, 2), blocks=(0, 8, 8)),
+    "blocks of 8": Conv((16, 32), (7, 9), padding=(1, 1, 1, 1), blocks=(8, 8, 8)),
+    "blocks of 8, half vector": Conv((16, 40), (7, 9), (1, 1), blocks=(16, 8, 8)),
+    "blocks of 8, half vector, 3x3": Conv((16, 40), (7, 9), blocks=(16, 8, 8)),
+    "blocks differ": Conv((24, 32), (7, 9), blocks=(8, 16, 16)),
+    "blocks of 4": Conv((8, 12), (7, 9), blocks=(4, 4, 4)),
+    "asymmetric": Conv((16, 16), (9, 9), (2, 3), strides=(1, 2), padding=(0, 1, 2, 3), blocks=BLOCKED),
+    "dilated": Conv((16, 16), (9, 11), dilation=(2, 3), padding=(2, 3, 2, 3), blocks=BLOCKED),
+    "groups": Conv((64, 64), (7, 7), groups=2, padding=(1, 1, 1, 1), blocks=BLOCKED),
+    "small groups": Conv((32, 32), (7, 7), groups=8, padding=(1, 1, 1, 1), blocks=BLOCKED),
+    "uneven groups": Conv((32, 48), (7, 7), groups=2, padding=(1, 1, 1, 1), blocks=(16, 8, 8)),
+    "depthwise": Conv((32, 32), (11, 13), groups=32, padding=(1, 1, 1, 1), blocks=BLOCKED),
+    "plain": Conv((17, 23), (7, 9), padding=(1, 1, 1, 1), epilogue="bias residual relu"),
+    "plain pointwise": Conv((17, 100), (13, 13), (1, 1)),
+    "plain first layer": Conv((3, 32), (23, 23), (5, 5), strides=(2, 2), padding=(2, 2, 2, 2)),
+    "plain groups": Conv((12, 24), (7, 7), groups=3, padding=(1, 1, 1, 1)),
+    "plain uneven groups": Conv((6, 36), (7, 7), (1, 1), groups=2),
+    "plain depthwise": Conv((6, 6), (11, 13), groups=6, strides=(2, 2), padding=(1, 1, 1, 1)),
+    "plain depthwise, long row": Conv((2, 2), (3, 131), groups=2, padding=(1, 1, 1, 1)),
+    "channel multiplier": Conv((4, 12), (7, 7), groups=4),
+    "one of everything": Conv((1, 1), (1, 1), (1, 1), epilogue="bias"),
+}
+
+
+@pytest.mark.parametrize("conv", CASES.values(), ids=CASES.keys())
+def test_case(conv: Conv) -> None:
+    check(conv)
+
+
+sizes = st.integers(1, 20)
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> Conv:
+    """Any convolution small enough to compile and run in a moment."""
+    block = draw(st.sampled_from((0, 8, 16)))
+    groups = draw(st.sampled_from((1, 1, 1, 2)))
+    unit = max(block, 1) * groups
+    in_plain = draw(st.booleans()) and groups == 1
+    kernel = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    dilation = draw(st.tuples(st.integers(1, 2), st.integers(1, 2)))
+    padding = draw(st.tuples(*[st.integers(0, 2)] * 4))
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    height = draw(st.integers(max(1, spans[0] - padding[0] - padding[2]), 12))
+    width = draw(st.integers(max(1, spans[1] - padding[1] - padding[3]), 40))
+    return Conv(
+        channels=(
+            draw(st.integers(1, 5)) if in_plain else unit * draw(st.integers(1, 3)),
+            unit * draw(st.integers(1, 3)),
+        ),
+        size=(height, width),
+        kernel=kernel,
+        batch=draw(st.integers(1, 2)),
+        strides=draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        blocks=(0 if in_plain else block, block, block),
+        epilogue=draw(st.sampled_from(("", "bias relu", "bias residual"))),
+    )
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(convolutions())
+def test_any_convolution(conv: Conv) -> None:
+    check(conv)
+
+
+@pytest.mark.parametrize("mcpu", ["haswell", "skylake-avx512"])
+@pytest.mark.parametrize("name", ["blocked", "pointwise tail", "plain", "first layer"])
+def test_other_vector_widths_are_scheduled(mcpu: str, name: str) -> None:
+    conv = CASES[name]
+    target = tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": 4})
+    mod = lower(graph(conv, arrays(conv)[0]), target)
+    assert len(scheduled(mod)) == 1
+    tvm.compile(mod, target)
+
+
+def test_weights_are_packed_once() -> None:
+    """The packing is lifted out of the graph, so `main` makes one call."""
+    conv = CASES["blocked"]
+    mod = lower(graph(conv, arrays(conv)[0]))
+    calls = [b.value for b in mod["main"].body.blocks[0].bindings if isinstance(b.value, relax.Call)]
+    assert [c.op.name for c in calls] == ["relax.call_tir"]
+
+
+def test_rule_leaves_other_functions_alone() -> None:
+    conv = CASES["plain"]
+    with TARGET:
+        mod = relax.transform.LegalizeOps()(graph(conv, arrays(conv)[0]))
+    functions = [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]
+    assert functions
+    assert all(Conv2d().apply(f, TARGET, False) is None for f in functions)
+
+
+def test_unknown_layout_is_legalised_by_tvm() -> None:
+    data = relax.Var("data", relax.TensorType((1, 5, 5, 3), "float32"))
+    kernel = relax.Var("kernel", relax.TensorType((3, 3, 3, 4), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [data, kernel]):
+        with builder.dataflow():
+            value = builder.emit(relax.op.nn.conv2d(data, kernel, data_layout="NHWC", kernel_layout="HWIO"))
+            output = builder.emit_output(value)
+        builder.emit_func_output(output)
+    mod = relax.transform.LegalizeOps(CONV_LEGALIZE)(builder.get())
+    assert any(isinstance(f, tirx.PrimFunc) for f in mod.functions.values())
+
+
+@pytest.mark.parametrize(("pixels", "vectors"), [(13, 12), (49, 32), (1, 1), (729, 2), (55, 4), (7, 63)])
+@pytest.mark.parametrize("lanes", [16, 8, 4])
+def test_tile_fits_the_registers(pixels: int, vectors: int, lanes: int) -> None:
+    each, budget = 16 // lanes, accumulator_registers(lanes)
+    tile = choose_tile(pixels, vectors, each, budget)
+    assert tile.pixels * tile.vectors * each <= budget
+    assert vectors % tile.vectors == 0
+    assert tile.pixels <= pixels
+
+
+def test_tile_divides_where_it_can() -> None:
+    assert choose_tile(13, 12, 1, 28) == Tile(13, 2)
+    assert choose_tile(49, 32, 1, 28) == Tile(7, 4)

@@ -1,0 +1,155 @@
+"""Pools against plain numpy ones: layouts, padding, ceil mode, what an average counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+
+from rlflow_tvm.kernels.conv_legalize import CONV_LEGALIZE
+from rlflow_tvm.kernels.pool import Pool2d
+
+TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": 2})
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One pool over (N, C, H, W) in blocks of `block` channels (0: plain)."""
+
+    operator: str
+    shape: tuple[int, int, int, int]
+    block: int = 0
+    attrs: dict = field(default_factory=dict)
+
+
+def to_blocks(image: np.ndarray, block: int) -> np.ndarray:
+    """NCHW to NCHW{block}c."""
+    if not block:
+        return image
+    n, c, h, w = image.shape
+    return np.ascontiguousarray(image.reshape(n, c // block, block, h, w).transpose(0, 1, 3, 4, 2))
+
+
+def spans(pool: Pool) -> list[list[tuple[np.ndarray, int]]]:
+    """For each output row and each output column: the pixels its window holds, and how many an average counts."""
+    attrs, result = pool.attrs, []
+    for axis in (0, 1):
+        extent = pool.shape[2 + axis]
+        if pool.operator.startswith("adaptive"):
+            count = attrs["output_size"][axis]
+            edges = [(i * extent // count, -(-(i + 1) * extent // count)) for i in range(count)]
+            result.append([(np.arange(low, high), high - low) for low, high in edges])
+            continue
+        size, stride = attrs["pool_size"][axis], attrs["strides"][axis]
+        dilation = attrs.get("dilation", (1, 1))[axis]
+        before, after = attrs["padding"][axis], attrs["padding"][axis + 2]
+        room = extent + before + after - (size - 1) * dilation - 1
+        count = (-(-room // stride) if attrs.get("ceil_mode") else room // stride) + 1
+        if attrs.get("ceil_mode") and (count - 1) * stride >= extent + before:
+            count -= 1  # no window starts in the padding behind the image
+        windows = [np.arange(size) * dilation + i * stride - before for i in range(count)]
+        inside = [w[(w >= 0) & (w < extent)] for w in windows]
+        counted = [int((w < extent + after).sum()) for w in windows]
+        include = attrs.get("count_include_pad", False)
+        result.append([(i, c if include else len(i)) for i, c in zip(inside, counted, strict=True)])
+    return result
+
+
+def reference(pool: Pool, data: np.ndarray) -> np.ndarray:
+    """The pool in numpy."""
+    rows, columns = spans(pool)
+    result = np.empty((*data.shape[:2], len(rows), len(columns)))
+    for y, (row, row_count) in enumerate(rows):
+        for x, (column, column_count) in enumerate(columns):
+            window = data[:, :, row][:, :, :, column].astype("float64")
+            if "max" in pool.operator:
+                result[:, :, y, x] = window.max(axis=(2, 3), initial=-np.inf)
+            else:
+                result[:, :, y, x] = window.sum(axis=(2, 3)) / (row_count * column_count)
+    return result
+
+
+def build(pool: Pool) -> tvm.IRModule:
+    """The scheduled module of the pool and a relu."""
+    n, c, h, w = pool.shape
+    shape = (n, c // pool.block, h, w, pool.block) if pool.block else pool.shape
+    layout = f"NCHW{pool.block}c" if pool.block else "NCHW"
+    data = relax.Var("data", relax.TensorType(shape, "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [data]):
+        with builder.dataflow():
+            value = builder.emit(getattr(relax.op.nn, pool.operator)(data, layout=layout, **pool.attrs))
+            output = builder.emit_output(relax.op.nn.relu(value))
+        builder.emit_func_output(output)
+    passes = [
+        relax.transform.LegalizeOps(CONV_LEGALIZE),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        tvm.s_tir.dlight.ApplyDefaultSchedule(Pool2d()),
+    ]
+    with TARGET:
+        return tvm.transform.Sequential(passes)(builder.get())
+
+
+def check(pool: Pool) -> None:
+    """A rule takes the pool, and the compiled graph gives what numpy gives."""
+    mod = build(pool)
+    functions = [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]
+    assert any(f.attrs.get("tirx.is_scheduled") for f in functions)
+    data = np.random.default_rng(3).standard_normal(pool.shape, dtype="float32")
+    machine = relax.VirtualMachine(tvm.compile(mod, TARGET), tvm.cpu())
+    result = machine["main"](tvm.runtime.tensor(to_blocks(data, pool.block))).numpy()
+    expected = to_blocks(np.maximum(reference(pool, data), 0), pool.block)
+    assert result.shape == expected.shape
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+PADDED = dict(pool_size=(3, 3), strides=(2, 2), padding=(1, 1, 1, 1))
+BARE = dict(pool_size=(3, 3), strides=(2, 2), padding=(0, 0, 0, 0))
+ASYMMETRIC = dict(pool_size=(2, 3), strides=(1, 2), padding=(0, 1, 1, 0))
+DILATED = dict(pool_size=(2, 3), strides=(1, 1), padding=(1, 1, 1, 1), dilation=(2, 2))
+
+
+@pytest.mark.parametrize("block", [0, 8, 16])
+@pytest.mark.parametrize("size", [(13, 17), (6, 109), (1, 7)])
+@pytest.mark.parametrize("ceil_mode", [False, True])
+def test_max_pool(block: int, size: tuple[int, int], ceil_mode: bool) -> None:
+    for attrs in (PADDED, BARE, ASYMMETRIC, DILATED):
+        if size[0] + attrs["padding"][0] + attrs["padding"][2] >= 3:
+            check(Pool("max_pool2d", (1, 32, *size), block, attrs | {"ceil_mode": ceil_mode}))
+
+
+@pytest.mark.parametrize("block", [0, 16])
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize("count_include_pad", [False, True])
+def test_avg_pool(block: int, ceil_mode: bool, count_include_pad: bool) -> None:
+    for attrs in (PADDED, BARE, ASYMMETRIC):
+        options = {"ceil_mode": ceil_mode, "count_include_pad": count_include_pad}
+        check(Pool("avg_pool2d", (2, 16, 12, 14), block, attrs | options))
+
+
+@pytest.mark.parametrize("block", [0, 8])
+@pytest.mark.parametrize("output_size", [(1, 1), (3, 5), (13, 7), (4, 1)])
+def test_adaptive_avg_pool(block: int, output_size: tuple[int, int]) -> None:
+    check(Pool("adaptive_avg_pool2d", (2, 24, 13, 7), block, {"output_size": output_size}))
+
+
+def test_global_pool_of_odd_channels() -> None:
+    check(Pool("adaptive_avg_pool2d", (1, 13, 5, 5), 0, {"output_size": (1, 1)}))
+
+
+def test_rule_leaves_other_functions_alone() -> None:
+    data = relax.Var("data", relax.TensorType((1, 8, 9, 9), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [data]):
+        with builder.dataflow():
+            output = builder.emit_output(relax.op.sum(data, axis=[2, 3]))
+        builder.emit_func_output(output)
+    mod = relax.transform.LegalizeOps()(builder.get())
+    functions = [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]
+    assert functions
+    assert all(Pool2d().apply(f, TARGET, False) is None for f in functions)

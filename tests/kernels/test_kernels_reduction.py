@@ -1,0 +1,94 @@
+"""Softmax, layer norm, sums and their like over any axis and extent, against numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kernel_checks import check
+from tvm import relax
+
+op = relax.op
+LENGTHS = [1, 7, 16, 31, 64, 197, 300]
+
+
+def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
+    """In double precision."""
+    shifted = np.exp(x.astype("float64") - x.max(axis=axis, keepdims=True))
+    return (shifted / shifted.sum(axis=axis, keepdims=True)).astype("float32")
+
+
+def layer_norm(x: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """Over the last axis, epsilon 1e-5, in double precision."""
+    wide = x.astype("float64")
+    centred = wide - wide.mean(axis=-1, keepdims=True)
+    norm = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5)
+    return (norm * scale + shift).astype("float32")
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_softmax_over_the_last_axis(length: int) -> None:
+    outcome = check(op.nn.softmax, softmax, [(2, 5, length)])
+    assert outcome.rules == ["reduction"]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_softmax_over_another_axis(axis: int) -> None:
+    check(lambda x: op.nn.softmax(x, axis=axis), lambda x: softmax(x, axis), [(6, 11, 19)])
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_layer_norm(length: int) -> None:
+    outcome = check(
+        lambda x, scale, shift: op.nn.layer_norm(x, scale, shift, axes=[-1]),
+        layer_norm,
+        [(3, 9, length), (length,), (length,)],
+        weights=2,
+        tolerance=1e-5,
+    )
+    assert outcome.rules == ["reduction"]
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    shape=st.lists(st.integers(1, 20), min_size=1, max_size=4).map(tuple),
+    data=st.data(),
+    keepdims=st.booleans(),
+    name=st.sampled_from(["sum", "mean", "max", "min"]),
+)
+def test_reductions_over_any_axes(shape: tuple[int, ...], data: st.DataObject, keepdims: bool, name: str) -> None:
+    axes = data.draw(st.lists(st.sampled_from(range(len(shape))), min_size=1, max_size=len(shape), unique=True))
+
+    def build(x: relax.Expr) -> relax.Expr:
+        return getattr(op, name)(x, axis=axes, keepdims=keepdims)
+
+    def expected(x: np.ndarray) -> np.ndarray:
+        return np.asarray(getattr(np, name)(x, axis=tuple(axes), keepdims=keepdims))
+
+    check(build, expected, [shape], tolerance=1e-5)
+
+
+def test_long_sum_is_split_into_vector_sums() -> None:
+    check(lambda x: op.sum(x, axis=[-1]), lambda x: x.astype("float64").sum(-1).astype("float32"), [(3, 1001)])
+
+
+def test_whole_tensor_to_one_number() -> None:
+    check(op.mean, lambda x: np.asarray(x.astype("float64").mean(), "float32"), [(7, 33, 65)], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("length", [5, 48, 197])
+def test_what_follows_a_softmax_is_in_its_kernel(length: int) -> None:
+    def build(x: relax.Expr, y: relax.Expr) -> relax.Expr:
+        return op.multiply(op.nn.softmax(x), y)
+
+    outcome = check(build, lambda x, y: softmax(x) * y, [(4, length), (4, length)])
+    assert outcome.rules == ["reduction"]
+
+
+def test_index_of_the_greatest() -> None:
+    check(lambda x: op.argmax(x, axis=1), lambda x: x.argmax(1), [(5, 37)])
+
+
+def test_cumulative_sum() -> None:
+    check(lambda x: op.cumsum(x, axis=1), lambda x: x.cumsum(1), [(3, 21)], tolerance=1e-5)
