@@ -20,6 +20,9 @@ from rlflow_tvm.agents.encoder import GraphEncoder
 from rlflow_tvm.agents.observation import CompactObservation, GraphBatch, ObservationSizes, collate
 
 
+_STOP_BIAS = -3.0
+
+
 def segment_log_softmax(logits: torch.Tensor, segment: torch.Tensor, num_segments: int) -> torch.Tensor:
     """Log-softmax within each segment: logits (n,), `segment` (n,) the segment of each; every segment non-empty."""
     top = torch.full((num_segments,), -torch.inf).scatter_reduce(0, segment, logits.detach(), "amax")
@@ -66,6 +69,11 @@ class TwoStepPolicy(nn.Module):
         for head, gain in ((self.location_head, 0.01), (self.rule_head, 0.01), (self.value_head, 1.0)):
             nn.init.orthogonal_(head.weight, gain)
             nn.init.zeros_(head.bias)
+        # Nearly, but for stop: under a uniform policy it would end episodes after a handful of steps, and what pays
+        # only after twenty would never be seen.
+        self.rule_bias = nn.Parameter(torch.zeros(sizes.num_rules))
+        with torch.no_grad():
+            self.rule_bias[sizes.stop_rule] = _STOP_BIAS
 
     def forward(self, batch: GraphBatch) -> PolicyOutput:
         """Log-probabilities of all legal actions, joint entropy and value of each graph."""
@@ -80,9 +88,8 @@ class TwoStepPolicy(nn.Module):
         pooled = [dgl.ops.segment_reduce(batch.pair_sizes, sites, reducer) for reducer in ("mean", "max")]
         number = batch.pair_sizes.float().log1p().unsqueeze(1) / 6.0  # about 1 for 400 sites
         seen_by_rule = torch.cat([*pooled, self.rule(pair_rule), readout.index_select(0, pair_graph), number], dim=1)
-        rule_log_probs = segment_log_softmax(
-            self.rule_head(self.rule_body(seen_by_rule)).squeeze(1), pair_graph, batch.num_graphs
-        )
+        rule_logits = self.rule_head(self.rule_body(seen_by_rule)).squeeze(1) + self.rule_bias[pair_rule]
+        rule_log_probs = segment_log_softmax(rule_logits, pair_graph, batch.num_graphs)
 
         log_probs = rule_log_probs.index_select(0, site_pair) + location_log_probs
         surprise = torch.zeros(batch.num_graphs).index_add(0, pair_graph[site_pair], -log_probs.exp() * log_probs)

@@ -16,9 +16,12 @@ from rlflow_tvm.passes.ops import CLASSES, OPERATORS
 from rlflow_tvm.passes.term import Apply, Item, Number, Term, Var
 
 
-def apply_match(graph: Graph, match: Match) -> Graph:
-    """The graph after rewriting `match`; RewriteError if the right side is ill-typed or depends on itself."""
-    builder = _Builder(graph, match.env, match.roots[0].ty)
+def apply_match(graph: Graph, match: Match, parameters: Mapping[str, Any]) -> Graph:
+    """The graph after rewriting `match`; `parameters` are the rule set's, for its attribute expressions.
+
+    RewriteError if the right side is ill-typed or depends on itself.
+    """
+    builder = _Builder(graph, {**parameters, **match.env}, match.roots[0].ty)
     roots: dict[relax.Var, relax.Expr] = {}
     for root, term in zip(match.roots, match.rule.equation.right, strict=True):
         try:

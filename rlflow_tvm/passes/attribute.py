@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -34,6 +34,14 @@ class Attribute:
         tree = _parse(self.text)
         return tree.id if isinstance(tree, ast.Name) else None
 
+    def check(self, names: Container[str]) -> None:
+        """RewriteError if it is not of an allowed form or reads a name outside `names`: known without a match."""
+        for tree in ast.walk(_parse(self.text)):
+            if not isinstance(tree, _FORMS) or (isinstance(tree, ast.Call) and not isinstance(tree.func, ast.Name)):
+                raise RewriteError(f"attribute expression {self.text!r}: {ast.unparse(tree)!r} is not allowed in a rule")
+            if isinstance(tree, ast.Name) and tree.id not in names and tree.id not in FUNCTIONS:
+                raise RewriteError(f"attribute expression {self.text!r}: {tree.id!r} is not bound by the left side")
+
     def value(self, env: Mapping[str, Any]) -> Any:
         """Its value where `env` holds tensors (Relax expressions), attribute values and rule parameters."""
         return _evaluate(_parse(self.text), env)
@@ -57,6 +65,10 @@ def shape(tensor: relax.Expr) -> tuple[int, ...]:
 
 def dim(tensor: relax.Expr, axis: int) -> int:
     return shape(tensor)[axis]
+
+
+def is_float(tensor: relax.Expr) -> bool:
+    return "float" in str(tensor.ty.dtype)
 
 
 def compose(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
@@ -93,6 +105,7 @@ def permuted(extents: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "shape": shape,
     "dim": dim,
+    "is_float": is_float,
     "rank": lambda tensor: len(shape(tensor)),
     "compose": compose,
     "inverse": inverse,
@@ -126,6 +139,11 @@ _COMPARE: dict[type, Callable[[Any, Any], bool]] = {
     ast.In: lambda a, b: a in b,
 }
 
+_FORMS = (
+    ast.Constant, ast.Name, ast.Tuple, ast.List, ast.Subscript, ast.Slice, ast.Call, ast.expr_context,
+    ast.UnaryOp, ast.USub, ast.Not, ast.BinOp, *_BINARY, ast.BoolOp, ast.boolop, ast.Compare, *_COMPARE,
+)  # fmt: skip
+
 
 def _evaluate(tree: ast.expr, env: Mapping[str, Any]) -> Any:
     match tree:
@@ -157,7 +175,7 @@ def _evaluate(tree: ast.expr, env: Mapping[str, Any]) -> Any:
             return _evaluate(value, env)[_evaluate(index, env)]
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
             function = env.get(name) if name in env else FUNCTIONS.get(name)
-            if not callable(function):
+            if not callable(function) or isinstance(function, relax.Expr):
                 raise RewriteError(f"no attribute function {name!r}; there are {', '.join(sorted(FUNCTIONS))}")
             return function(*(_evaluate(arg, env) for arg in args))
     raise RewriteError(f"attribute expression {ast.unparse(tree)!r}: that form is not allowed in a rule")

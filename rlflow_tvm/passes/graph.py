@@ -83,6 +83,11 @@ class Graph:
     def is_weight(self, expr: relax.Expr) -> bool:
         return isinstance(expr, tvm.ir.GenericConst) or expr in self.weight_only
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is computed at run time: the function returns its parameters, or work on weights, as is."""
+        return not any(isinstance(n.value, relax.Call) and n.var not in self.weight_only for n in self.nodes)
+
     @cached_property
     def bindings_map(self) -> dict[relax.Var, relax.Expr]:
         """Variable -> value, as `relax.dpl` patterns need it to see through variables."""

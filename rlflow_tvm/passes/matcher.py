@@ -52,14 +52,16 @@ def _same_expression(a: relax.Expr, b: relax.Expr) -> bool:
     return a.same_as(b)
 
 
+Roots = Mapping[tuple[str, int], Mapping[relax.Var, Sequence[Match]]]
+"""(rule, number of the left term) -> root variable -> the matches of that term there."""
+
+
 class Matches:
     """Every match in one graph, by rule and in execution order. Immutable; `after` gives the next graph's."""
 
-    def __init__(
-        self, graph: Graph, ruleset: RuleSet, roots: Mapping[tuple[str, int], Mapping[relax.Var, Sequence[Match]]]
-    ) -> None:
+    def __init__(self, graph: Graph, ruleset: RuleSet, roots: Roots) -> None:
         self.graph, self.ruleset, self._roots = graph, ruleset, roots
-        self._parameters = ruleset.parameters(graph)
+        self.parameters = ruleset.parameters(graph)
         self.by_rule = {rule.name: tuple(self._join(rule)) for rule in ruleset.rules}
 
     @staticmethod
@@ -71,29 +73,40 @@ class Matches:
         """The matches of `graph`, a rewrite of this one: only nodes near a changed binding are looked at again."""
         old = {node.var: node for node in self.graph.nodes}
         reach = max((rule.depth for rule in self.ruleset.rules), default=0)
-        front = [n for n in graph.nodes if n.var not in old or old[n.var] is not n]
+        turned = graph.weight_only ^ self.graph.weight_only  # conditions ask for it, however far from the rewrite
+        front = [n for n in graph.nodes if old.get(n.var) is not n or n.var in turned]
         dirty = {node.var: node for node in front}
         for _ in range(reach):
             front = [user for node in front for user in graph.users.get(node.var, ()) if user.var not in dirty]
             dirty.update({node.var: node for node in front})
         fresh = _match_nodes(graph, self.ruleset, list(dirty.values()))
         roots = {}
-        for key, old_matches in self._roots.items():
-            kept = {
-                var: found for var, found in old_matches.items() if var in graph.position and var not in dirty
-            }  # fmt: skip
+        for key, matches in self._roots.items():
+            kept = {var: found for var, found in matches.items() if var in graph.position and var not in dirty}
             roots[key] = {**kept, **fresh[key]}
         return Matches(graph, self.ruleset, roots)
 
     def _join(self, rule: RewriteRule) -> list[Match]:
         """Matches of all roots together: single-root matches that agree on the variables they share."""
         position = self.graph.position
+        if len(rule.equation.left) == 1:  # checked when it was matched
+            found = self._roots[rule.name, 0]
+            return [match for var in sorted(found, key=position.__getitem__) for match in found[var]]
         partial: list[Match] = [Match(rule, (), (), {})]
         for number in range(len(rule.equation.left)):
             candidates = self._roots[rule.name, number]
             ordered = [m for var in sorted(candidates, key=position.__getitem__) for m in candidates[var]]
-            partial = [joined for p in partial for m in ordered if (joined := self._joined(p, m)) is not None]
-        return [match for p in partial if (match := self._checked(p)) is not None]
+            shared = _shared_tensors(rule, number)
+            by_key: dict[tuple[object, ...], list[Match]] = {}
+            for match in ordered:
+                by_key.setdefault(_key(match, shared), []).append(match)
+            partial = [
+                joined
+                for first in partial
+                for second in by_key.get(_key(first, shared), ())
+                if (joined := self._joined(first, second)) is not None
+            ]
+        return [match for p in partial if (match := _checked(p, self.graph, self.parameters)) is not None]
 
     def _joined(self, first: Match, second: Match) -> Match | None:
         position, root = self.graph.position, second.roots[0]
@@ -109,16 +122,6 @@ class Matches:
             return None
         roots, variant = (*first.roots, root), (*first.variant, *second.variant)
         return Match(first.rule, roots, variant, env, (*first.matched, *second.matched))
-
-    def _checked(self, match: Match) -> Match | None:
-        if all(root in self.graph.weight_only for root in match.roots):
-            return None  # work on weights alone is done once, before the first run: rewriting it gains nothing
-        env = {**self._parameters, **match.env}
-        for name, value in match.rule.equation.lets:
-            env[name] = value.value(env)
-        if not all(condition.value(env) for condition in match.rule.conditions):
-            return None
-        return Match(match.rule, match.roots, match.variant, env, match.matched)
 
     def explain(self, rule: RewriteRule, node: Node, root: int = 0) -> str:
         """Why `rule` does not match with its left term number `root` at `node` ("" if it does)."""
@@ -139,26 +142,53 @@ class Matches:
     def _failed_condition(self, rule: RewriteRule, env: dict[str, Any]) -> str:
         if len(rule.equation.left) > 1:
             return f"no other match that goes with this one ({' and '.join(rule.when) or 'shared variables differ'})"
-        env = {**self._parameters, **env}
+        env = {**self.parameters, **env}
         for name, value in rule.equation.lets:
             env[name] = value.value(env)
         failed = [str(c) for c in rule.conditions if not c.value(env)]
         return f"the condition {failed[0]} does not hold" if failed else "it computes on weights alone"
 
 
+def _shared_tensors(rule: RewriteRule, number: int) -> tuple[str, ...]:
+    """Tensor variables that left term `number` has in common with the ones before it."""
+    before = rule.tensors(rule.equation.left[:number])
+    return tuple(sorted(before & rule.tensors(rule.equation.left[number : number + 1])))
+
+
+def _key(match: Match, names: tuple[str, ...]) -> tuple[object, ...]:
+    """What `names` stand for, to join by; constants are compared by value later, so here they are all alike."""
+    return tuple(v if isinstance(v := match.env[name], relax.Var) else None for name in names)
+
+
+def _checked(match: Match, graph: Graph, parameters: Mapping[str, Any]) -> Match | None:
+    """The match with its `where` attributes bound, if the rule's conditions hold."""
+    if all(root in graph.weight_only for root in match.roots):
+        return None  # work on weights alone is done once, before the first run: rewriting it gains nothing
+    env, lets = {**parameters, **match.env}, {}
+    for name, value in match.rule.equation.lets:
+        env[name] = lets[name] = value.value(env)
+    if not all(condition.value(env) for condition in match.rule.conditions):
+        return None
+    return Match(match.rule, match.roots, match.variant, {**match.env, **lets}, match.matched)
+
+
 def _match_nodes(
     graph: Graph, ruleset: RuleSet, nodes: Sequence[Node]
 ) -> dict[tuple[str, int], dict[relax.Var, list[Match]]]:
+    parameters = ruleset.parameters(graph)
     by_operator: dict[str, list[Node]] = {}
     for node in nodes:
         by_operator.setdefault(node.op, []).append(node)
     result: dict[tuple[str, int], dict[relax.Var, list[Match]]] = {}
     for rule in ruleset.rules:
+        single = len(rule.equation.left) == 1
         for number, term in enumerate(rule.equation.left):
-            found = {}
+            found: dict[relax.Var, list[Match]] = {}
             for operator in root_operators(term):
                 for node in by_operator.get(operator, ()):
                     matches = match_root(rule, number, node, graph)
+                    if single:
+                        matches = [c for m in matches if (c := _checked(m, graph, parameters)) is not None]
                     if matches:
                         found[node.var] = matches
             result[rule.name, number] = found

@@ -34,6 +34,13 @@ class Plan:
                 f"{structural_hash:016x}): use the model and shapes it was made for, or search again"
             )
 
+    def check_lanes(self, lanes: int) -> None:
+        if lanes != self.lanes:
+            raise PlanError(
+                f"the plan is for {self.lanes} vector lanes, the rule set for {lanes}: "
+                f"use default_rules({self.lanes}), or search again for this target"
+            )
+
     def check_end(self, structural_hash: int) -> None:
         if structural_hash != self.end_hash:
             raise PlanError(
@@ -72,8 +79,11 @@ class Plan:
             found = data.get("format") if isinstance(data, dict) else None
             raise PlanError(f"{path}: plan format {found!r}, this version reads {FORMAT}: search again")
         try:
+            actions = data["actions"]
+            if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
+                raise TypeError("actions is no list of texts")
             return Plan(
-                tuple(str(action) for action in data["actions"]),
+                tuple(actions),
                 int(data["start_hash"], 16),
                 int(data["end_hash"], 16),
                 int(data["lanes"]),

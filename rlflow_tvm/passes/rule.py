@@ -13,6 +13,9 @@ from rlflow_tvm.passes.term import Apply, Equation, Item, Term, Var, depth, pars
 
 Attributes = Mapping[str, Any]
 
+PARAMETERS = ("lanes", "block", "is_weight", "same")
+"""What attribute expressions may use besides a rule's own variables (see `matcher.RuleSet.parameters`)."""
+
 
 @dataclass(frozen=True)
 class Instance:
@@ -54,6 +57,25 @@ class RewriteRule:
         for root in self.equation.left:
             if not isinstance(root, Apply | Item):
                 raise RewriteError(f"rule {self.name}: the left term {root} is no operator")
+        self._check_names()
+
+    def _check_names(self) -> None:
+        """RewriteError if an attribute expression is malformed or reads what nothing binds."""
+        left, right = ([t for term in side for t in subterms(term)] for side in (self.equation.left, self.equation.right))
+        bound = {*PARAMETERS, *self.tensors(self.equation.left)}
+        for apply in (t for t in left if isinstance(t, Apply)):
+            bound.update(name for name in (apply.rest, apply.member) if name is not None)
+            bound.update(a.variable for _, a in apply.attributes if a.variable is not None)
+        for name, value in self.equation.lets:
+            value.check(bound)
+            bound.add(name)
+        for apply in (t for t in (*left, *right) if isinstance(t, Apply)):
+            for _, attribute in apply.attributes:
+                attribute.check(bound)
+            if unbound := {apply.rest, apply.member} - {None} - bound:
+                raise RewriteError(f"rule {self.name}: {', '.join(unbound)} stands on the right side only")
+        for condition in self.conditions:
+            condition.check(bound)
 
     def __str__(self) -> str:
         return f"{self.equation}" + (f"   if {' and '.join(self.when)}" if self.when else "")

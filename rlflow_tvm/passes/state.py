@@ -9,7 +9,7 @@ from functools import cached_property
 
 import tvm
 
-from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.errors import PlanError, RewriteError
 from rlflow_tvm.ir import Detached, detach
 from rlflow_tvm.passes.apply import apply_match
 from rlflow_tvm.passes.graph import Graph
@@ -107,13 +107,14 @@ class GraphState:
 
     def apply(self, action: RewriteAction) -> GraphState:
         """The state after `action`; RewriteError if it is not legal here."""
-        graph = apply_match(self.graph, self.match(action))
+        graph = apply_match(self.graph, self.match(action), self._matches.parameters)
         return GraphState(self.start, self._matches.after(graph), (*self.actions, action), self.start_hash)
 
     @cached_property
     def mod(self) -> tvm.IRModule:
         """The module now, in the working form (weights as parameters)."""
-        mod = tvm.IRModule({gv: f for gv, f in self.start.mod.functions_items() if gv.name_hint != "main"})
+        others = {gv: f for gv, f in self.start.mod.functions_items() if gv.name_hint != "main"}
+        mod = tvm.IRModule(others, attrs=self.start.mod.attrs)
         mod["main"] = self.graph.function
         return mod
 
@@ -131,10 +132,16 @@ class GraphState:
         return Plan(tuple(map(str, self.actions)), self.start_hash, self.structural_hash, self.ruleset.lanes)
 
     def replay(self, plan: Plan) -> GraphState:
-        """The state after all of `plan`'s actions; PlanError if the plan is for another module or ends elsewhere."""
+        """The state after all of `plan`'s actions; PlanError if it is for another module or rule set, or ends elsewhere."""
         plan.check_start(self.structural_hash)
+        plan.check_lanes(self.ruleset.lanes)
         state = self
-        for text in plan.actions:
-            state = state.apply(RewriteAction.parse(text))
+        for number, text in enumerate(plan.actions, 1):
+            try:
+                state = state.apply(RewriteAction.parse(text))
+            except RewriteError as error:
+                raise PlanError(
+                    f"the plan's action {number} cannot be repeated ({error}): the rules have changed since; search again"
+                ) from error
         plan.check_end(state.structural_hash)
         return state

@@ -175,6 +175,10 @@ def _term(tree: ast.expr, named: dict[str, Term], rule: str) -> Term:
         operator = OPERATORS.get(head)
         if operator is not None:
             operator.check_form(len(args), [k for k, _ in attributes], rule)
+        else:
+            OPERATORS[CLASSES[head][0]].check_form(len(args), [], rule)
+            if attributes or rest:
+                raise RewriteError(f"rule text {rule!r}: {head}[{member}] stands for its attributes too; name none")
         return Apply(head, args, attributes, rest[0].id if rest else None, member)  # type: ignore[attr-defined]
     raise RewriteError(f"rule text {rule!r}: {ast.unparse(tree)} is no term")
 

@@ -32,7 +32,7 @@ RULES = (
     RewriteRule(
         "divide_to_multiply", "fold",
         "divide(x, a) => multiply(x, divide(1.0, a))",
-        when=("is_weight(a)", "not is_weight(x)"),
+        when=("is_weight(a)", "not is_weight(x)", "is_float(x)"),
         instances=(
             Instance({"x": (2, 3, 4), "a": (4,)}, weights=("a",)),
             Instance({"x": (1, 4, 5, 6), "a": (1, 4, 1, 1)}, weights=("a",)),

@@ -1,0 +1,117 @@
+"""Bad input: one line that names the thing and the remedy, exit code 1 or 2, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+
+def one_line(completed, code: int, *words: str) -> None:
+    assert completed.returncode == code, completed.stderr
+    assert "Traceback" not in completed.stderr
+    lines = [line for line in completed.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, completed.stderr
+    for word in words:
+        assert word in lines[0]
+
+
+def relu_model(path: Path, op: str = "Relu", domain: str = "", extent: int | str = 8) -> Path:
+    node = helper.make_node(op, ["x"], ["y"], name="the_node", domain=domain)
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, extent]) for name in ("x", "y")]
+    opsets = [helper.make_opsetid("", 17)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    model = helper.make_model(helper.make_graph([node], "g", value[:1], value[1:]), opset_imports=opsets, ir_version=8)
+    onnx.save(model, path)
+    return path
+
+
+def test_missing_file(run, tmp_path):
+    one_line(run("optimize", tmp_path / "no.onnx"), 1, "no.onnx")
+
+
+def test_text_file(run, tmp_path):
+    path = tmp_path / "text.onnx"
+    path.write_text("this is no model\n" * 20)
+    one_line(run("optimize", path), 1, "text.onnx")
+
+
+def test_truncated_file(run, tmp_path):
+    whole = relu_model(tmp_path / "whole.onnx").read_bytes()
+    path = tmp_path / "cut.onnx"
+    path.write_bytes(whole[: len(whole) // 2])
+    one_line(run("optimize", path), 1, "cut.onnx")
+
+
+def test_dynamic_dimension(run, tmp_path):
+    path = relu_model(tmp_path / "dynamic.onnx", extent="length")
+    one_line(run("optimize", path), 1, "length", "--shape")
+    assert run("optimize", path, "--shape", "x=1,4").returncode == 0
+
+
+def test_unsupported_operator(run, tmp_path):
+    path = relu_model(tmp_path / "strange.onnx", op="Frobnicate", domain="my.domain")
+    one_line(run("optimize", path), 1, "Frobnicate", "the_node")
+
+
+def test_unknown_target(run, tmp_path):
+    path = relu_model(tmp_path / "relu.onnx")
+    one_line(run("optimize", path, "--target", "abacus"), 2, "abacus")
+    one_line(run("optimize", path, "--target", "{not json"), 2, "--target")
+
+
+def test_unknown_names(run, tmp_path):
+    path = relu_model(tmp_path / "relu.onnx")
+    one_line(run("optimize", path, "--search", "clever"), 2, "clever", "greedy")
+    one_line(run("compare", path, "--against", "everything"), 2, "everything", "tvm-default")
+    one_line(run("optimize", "zoo:nothing"), 1, "nothing")
+    one_line(run("optimize", path, "--shape", "x:1,2"), 2, "--shape")
+
+
+def test_plan_for_another_model(run, tmp_path):
+    first, second = relu_model(tmp_path / "first.onnx"), relu_model(tmp_path / "second.onnx", extent=9)
+    plan = tmp_path / "plan.json"
+    assert run("optimize", first, "--plan", plan).returncode == 0
+    one_line(run("compare", second, "--plan", plan, "--against", "onnxruntime"), 1, "another module")
+    damaged = json.loads(plan.read_text()) | {"format": 99}
+    plan.write_text(json.dumps(damaged))
+    one_line(run("compare", first, "--plan", plan, "--against", "onnxruntime"), 1, "plan.json", "format")
+
+
+@pytest.mark.parametrize("content", [b"", b"not safetensors at all", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "])
+def test_unusable_checkpoint(run, tmp_path, content):
+    path = relu_model(tmp_path / "relu.onnx")
+    agent = tmp_path / "agent.safetensors"
+    agent.write_bytes(content)
+    one_line(run("optimize", path, "--agent", agent), 1, "agent.safetensors")
+
+
+def test_nothing_is_left_behind(run, tmp_path):
+    path = tmp_path / "text.onnx"
+    path.write_text("this is no model\n" * 20)
+    out = tmp_path / "out"
+    out.mkdir()
+    completed = run("optimize", path, "--plan", out / "plan.json", "--json", out / "figures.json")
+    one_line(completed, 1, "text.onnx")
+    one_line(run("train", path, "--out", out / "agent"), 1, "text.onnx")
+    assert not list(out.iterdir())
+
+
+def test_unwritable_output_is_refused_before_the_work(run, tmp_path):
+    path = relu_model(tmp_path / "relu.onnx")
+    one_line(run("optimize", path, "--plan", tmp_path / "nowhere" / "plan.json"), 2, "nowhere")
+
+
+@pytest.mark.parametrize("command", ["optimize", "train", "compare"])
+def test_help_names_every_option(run, command):
+    completed = run(command, "--help")
+    assert completed.returncode == 0
+    for option in ("--json", "--seed", "--target", "--shape"):
+        assert option in completed.stdout
+
+
+def test_wrong_use_exits_with_two(run):
+    assert run("optimize").returncode == 2
+    assert run("train", "--no-such-option").returncode == 2
