@@ -44,6 +44,8 @@ def num_inputs(func: relax.Function) -> int:
 def single_block(func: relax.Function) -> list[relax.Binding]:
     """The bindings of `func`, which must be one dataflow block (UsageError otherwise)."""
     body = func.body
+    if isinstance(body, relax.SeqExpr) and not body.blocks:
+        raise UsageError("function main has no operator in it (it returns its parameters): there is nothing to rewrite")
     if (
         not isinstance(body, relax.SeqExpr)
         or len(body.blocks) != 1

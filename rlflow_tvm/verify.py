@@ -23,13 +23,14 @@ def run_module(mod: tvm.IRModule, target: tvm.target.Target, inputs: Sequence[np
     executable = tvm.compile(mod, target, relax_pipeline=pipeline(target))
     machine = relax.VirtualMachine(executable, tvm.cpu())
     result = machine["main"](*(tvm.runtime.tensor(array) for array in inputs))
-    return [tensor.numpy() for tensor in _flatten(result)]
+    return [tensor.numpy() for tensor in flatten(result)]
 
 
-def _flatten(result: object) -> list[tvm.runtime.Tensor]:
+def flatten(result: object) -> list[tvm.runtime.Tensor]:
+    """The tensors of a virtual machine's result (a tensor or nested tuples), in order."""
     if isinstance(result, tvm.runtime.Tensor):
         return [result]
-    return [tensor for item in result for tensor in _flatten(item)]  # type: ignore[attr-defined]
+    return [tensor for item in result for tensor in flatten(item)]  # type: ignore[attr-defined]
 
 
 def range_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
@@ -57,53 +58,63 @@ def range_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) ->
 
 
 def check_state(state: GraphState, target: tvm.target.Target, seed: int = 0) -> float:
-    """Compare `state`'s outputs with those of the module it was reached from, on random inputs.
+    """Compare `state`'s outputs with those of the module it was reached from; see `Comparison`."""
+    return Comparison(GraphState.from_module(state.start.mod, state.ruleset), target, seed).check(state)
+
+
+class Comparison:
+    """A module's outputs on random inputs, and those of the states reached from it beside them.
 
     The weights are drawn anew (the rules hold for any): in a model whose weights are all alike, or whose output is
-    saturated by them, a wrong permutation would not show. Returns the error as a share of the output's range.
-    RewriteError, naming the first rule after which the outputs differ, if it is above `TOLERANCE`.
+    saturated by them, a wrong permutation would not show.
     """
-    return _Check(state, target, seed).error()
 
-
-class _Check:
-    def __init__(self, state: GraphState, target: tvm.target.Target, seed: int) -> None:
-        self._state, self._target = state, target
-        self._start = GraphState.from_module(state.start.mod, state.ruleset)
-        self._inputs = list(random_inputs(state.start.bind(), seed).values())
+    def __init__(self, start: GraphState, target: tvm.target.Target, seed: int = 0) -> None:
+        self._start, self._target = start, target
+        self._inputs = list(random_inputs(start.mod, seed).values())
         rng = np.random.default_rng(seed)
-        self._weights = {name: _varied(weight, rng) for name, weight in state.start.weights.items()}
-        self._expected = self._run(self._start)
+        known = start.start.weights
+        parameters = start.graph.params[start.graph.inputs :]
+        self._weights = {p.name: _varied(known[p.name] if p.name in known else _drawn(p, rng), rng) for p in parameters}
+        self._expected = self._run(start)
 
     def _run(self, state: GraphState) -> list[np.ndarray]:
         return run_module(Detached(state.mod, self._weights).bind(), self._target, self._inputs)
 
-    def _error(self, state: GraphState) -> float:
+    def error(self, state: GraphState) -> float:
+        """Largest difference between `state`'s outputs and the start's, as a share of the output's range."""
         return range_error(self._run(state), self._expected)
 
-    def error(self) -> float:
-        error = self._error(self._state)
+    def check(self, state: GraphState) -> float:
+        """`error`, if it is within `TOLERANCE`; else RewriteError, naming the first rule after which it is not."""
+        error = self.error(state)
         if error > TOLERANCE:
-            culprit, number = self._first_wrong()
+            culprit, number = self._first_wrong(state.actions)
             raise RewriteError(
                 f"the rewritten module's outputs differ by {error:.1e} of their range, first after {culprit} "
                 f"(action {number}): this is a bug, please report it with the model and the plan"
             )
         return error
 
-    def _first_wrong(self) -> tuple[RewriteAction, int]:
+    def _first_wrong(self, actions: tuple[RewriteAction, ...]) -> tuple[RewriteAction, int]:
         """Bisect for the first action after which the outputs are wrong (right before all, wrong after all)."""
-        states, actions = [self._start], self._state.actions
+        states = [self._start]
         for action in actions:
             states.append(states[-1].apply(action))
         right, wrong = 0, len(actions)
         while wrong - right > 1:
             middle = (right + wrong) // 2
-            if self._error(states[middle]) <= TOLERANCE:
+            if self.error(states[middle]) <= TOLERANCE:
                 right = middle
             else:
                 wrong = middle
         return actions[wrong - 1], wrong
+
+
+def _drawn(parameter: relax.Var, rng: np.random.Generator) -> tvm.runtime.Tensor:
+    """A value for a weight that the module was given without."""
+    values = rng.standard_normal([int(extent) for extent in parameter.ty.shape.values])
+    return tvm.runtime.tensor(values.astype(str(parameter.ty.dtype)))
 
 
 def _varied(weight: tvm.runtime.Tensor, rng: np.random.Generator) -> tvm.runtime.Tensor:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 import tvm_ffi
-from tvm import relax
 
 from rlflow_tvm.cost.database import KernelDatabase, default_path
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.memory import peak_bytes
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
 from rlflow_tvm.cost.timer import KernelTimer
-from rlflow_tvm.kernels import Kernel, Lowering, kernel_key
-
-_CALL_TIR = tvm.ir.Op.get("relax.call_tir")
+from rlflow_tvm.kernels import Kernel, Lowering
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,8 @@ class GraphCost:
     `run_secs`: seconds, `launch_secs` included; infinite when a kernel could not be measured (`failed` names those).
     `launch_secs`: what launching takes beside the kernels' own times. `kernels`: number of launches.
     `flops`: floating-point operations. `bytes_moved`: the kernels' inputs and outputs, each element once.
-    `peak_bytes`: most bytes of inputs, outputs and intermediates alive at once (weights not counted).
+    `peak_bytes`: most bytes of inputs, outputs and intermediates alive at once (weights not counted); None from
+    `CostModel.cost`, which a search asks at each step: planning memory takes longer than all else; see `peak`.
     Work on weights alone is done once at compile time and is in none of these.
     """
 
@@ -37,7 +34,7 @@ class GraphCost:
     kernels: int
     flops: int
     bytes_moved: int
-    peak_bytes: int
+    peak_bytes: int | None
     failed: tuple[str, ...] = ()
 
 
@@ -83,6 +80,10 @@ class CostModel:
             self._graphs[key] = self._cost(mod, on_progress)
         return self._graphs[key]
 
+    def peak(self, mod: tvm.IRModule) -> int:
+        """`GraphCost.peak_bytes` of `mod`, in bytes."""
+        return peak_bytes(self._lowering.lower(mod).mod)
+
     def close(self) -> None:
         """End the measuring worker."""
         if self._owns_timer:
@@ -95,8 +96,7 @@ class CostModel:
         self.close()
 
     def _cost(self, mod: tvm.IRModule, on_progress: Callable[[int, int], None] | None) -> GraphCost:
-        lowered = self._lowering.lower(mod, weight_work=False).mod
-        kernels = _kernels_of(lowered)
+        kernels = self._lowering.kernels(mod)
         measurements = self.timer.measure(kernels, on_progress)
         launches = sum(kernel.count for kernel in kernels)
         launch_secs = launches * self.timer.launch_secs() if launches else 0.0
@@ -108,7 +108,7 @@ class CostModel:
             kernels=launches,
             flops=sum(k.count * flops for k, (flops, _) in zip(kernels, counts, strict=True)),
             bytes_moved=sum(k.count * moved for k, (_, moved) in zip(kernels, counts, strict=True)),
-            peak_bytes=peak_bytes(lowered),
+            peak_bytes=None,
             failed=failed,
         )
 
@@ -124,26 +124,13 @@ def graph_cost(mod: tvm.IRModule, target: tvm.target.Target, timer: KernelTimer 
     For many graphs hold a `CostModel`. Errors as in `CostModel.cost`, CostError for an unusable database.
     """
     if timer is not None:
-        return CostModel(target, timer=timer).cost(mod)
+        return _whole_cost(mod, CostModel(target, timer=timer))
     with KernelDatabase(default_path()) as database, CostModel(target, database) as model:
-        return model.cost(mod)
+        return _whole_cost(mod, model)
 
 
-def _kernels_of(lowered: tvm.IRModule) -> list[Kernel]:
-    """What `Lowering.kernels` gives, of a module that is lowered already: lowering is most of the work of a cost."""
-    calls = Counter(
-        binding.value.args[0]
-        for block in lowered["main"].body.blocks
-        for binding in block.bindings
-        if isinstance(binding.value, relax.Call) and binding.value.op == _CALL_TIR
-    )
-    kernels: dict[str, Kernel] = {}
-    for called, count in calls.items():
-        func = lowered[called]
-        key = kernel_key(func)
-        before = kernels[key].count if key in kernels else 0
-        kernels[key] = Kernel(func, key, called.name_hint, before + count)
-    return list(kernels.values())
+def _whole_cost(mod: tvm.IRModule, model: CostModel) -> GraphCost:
+    return replace(model.cost(mod), peak_bytes=model.peak(mod))
 
 
 def _total(kernels: list[Kernel], measurements: list[Measurement]) -> float:

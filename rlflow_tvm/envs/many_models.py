@@ -41,3 +41,7 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         return self.current.step(action)
+
+    def close(self) -> None:
+        for env in self._envs.values():
+            env.close()

@@ -29,6 +29,8 @@ class RewriteProblem:
         self.start = GraphState.from_module(mod, ruleset)
         self.moves = 0
         self.refusals: dict[tuple[int, str], str] = {}
+        if self.start.graph.is_empty:
+            raise EnvError("the module computes nothing from its inputs: there is nothing to rewrite")
         cost = self.cost(self.start)
         if not math.isfinite(cost.run_secs):
             raise EnvError(f"the module cannot be priced as it is: kernel {cost.failed[0]} fails; report it as a bug")
@@ -52,6 +54,8 @@ class RewriteProblem:
             following = state.apply(action)
         except RewriteError as error:
             return self._refuse(key, str(error))
+        if following.graph.is_empty:
+            return self._refuse(key, "nothing would be left to compute, and so to build and to price")
         cost = self.cost(following)
         if not math.isfinite(cost.run_secs):
             return self._refuse(key, f"kernel {cost.failed[0]}")

@@ -56,6 +56,8 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         self.observation_space = observation_space(len(self.rule_names))
         self.action_space = gymnasium.spaces.MultiDiscrete([len(self.rule_names) + 1, LOCATIONS])
         self._start_cost = self.problem.cost(self.problem.start)
+        if self._start_cost.run_secs <= 0.0:
+            raise EnvError("the module costs nothing (it only changes shapes): there is nothing to gain, nor a reward")
         self._begin()
 
     def _begin(self) -> None:

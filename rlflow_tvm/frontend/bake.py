@@ -4,6 +4,7 @@ operators that change nothing are dropped."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tvm
@@ -24,9 +25,11 @@ class _Baker(relax.PyExprMutator):
         call = self.visit_expr_post_order(call)
         if not isinstance(call, relax.Call) or not isinstance(call.op, tvm.ir.Op):
             return call
-        if call.op.name == "relax.shape_of":
+        if call.op.name == "relax.shape_of" and _shape(call.args[0]) is not None:
             return call.args[0].ty.shape
-        if call.op.name in _VIEWS and _same_type(call) and not _moves(call):
+        if not isinstance(call.ty, relax.TensorType) or _shape(call) is None:
+            return call
+        if call.op.name in _VIEWS and _leaves_alone(call):
             return call.args[0]
         evaluate = _NUMPY.get(call.op.name)
         if evaluate is None:
@@ -34,46 +37,56 @@ class _Baker(relax.PyExprMutator):
         arrays = [self._array(arg) for arg in call.args]
         if any(a is None for a in arrays):
             return call
-        return _constant(evaluate(call, *arrays), call)
+        found = np.ascontiguousarray(evaluate(call, *arrays))
+        return relax.const(found.reshape(_extents(call)), _dtype(call))  # contiguity makes a scalar one-dimensional
 
     def _array(self, expr: relax.Expr) -> np.ndarray | None:
         if isinstance(expr, relax.Var):
             bound = self.lookup_binding(expr)
             expr = expr if bound is None else bound
         if isinstance(expr, relax.ShapeExpr):
-            return np.array([int(extent) for extent in expr.values], np.int64)
+            extents = expr.values
+            static = all(isinstance(extent, tvm.tirx.IntImm) for extent in extents)
+            return np.array([int(extent) for extent in extents], np.int64) if static else None
         return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
 
 
-def _constant(array: np.ndarray, call: relax.Call) -> relax.Expr:
-    return relax.const(np.ascontiguousarray(array), call.ty.dtype)
-
-
-def _same_type(call: relax.Call) -> bool:
+def _leaves_alone(call: relax.Call) -> bool:
     data = call.args[0]
-    return _shape(call) == _shape(data) and call.ty.dtype == data.ty.dtype
-
-
-def _moves(call: relax.Call) -> bool:
-    """Whether a transposition of unchanged shape moves data all the same."""
-    if call.op.name != "relax.permute_dims":
+    shape = _extents(call)
+    if shape != _shape(data) or _dtype(call) != _dtype(data):
         return False
-    shape = _shape(call.args[0])
-    return [a for a in _axes(call) if shape[a] != 1] != [a for a in range(len(shape)) if shape[a] != 1]
+    if call.op.name != "relax.permute_dims":
+        return True
+    return [a for a in _axes(call) if shape[a] != 1] == [a for a in range(len(shape)) if shape[a] != 1]
 
 
-def _shape(expr: relax.Expr) -> tuple[int, ...]:
-    return tuple(int(d) for d in expr.ty.shape.values)
+def _shape(expr: relax.Expr) -> tuple[int, ...] | None:
+    """The static shape of a tensor, None where it has none."""
+    shape = getattr(expr.ty, "shape", None)
+    if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(d, tvm.tirx.IntImm) for d in shape.values):
+        return None
+    return tuple(int(d) for d in shape.values)
+
+
+def _extents(expr: relax.Expr) -> tuple[int, ...]:
+    shape = _shape(expr)
+    assert shape is not None, "looked at in visit_call_"
+    return shape
+
+
+def _dtype(expr: relax.Expr) -> str:
+    return str(expr.ty.dtype.dtype)
 
 
 def _axes(call: relax.Call) -> list[int]:
-    rank = len(_shape(call.args[0]))
+    rank = len(_extents(call))
     axes = call.attrs.axes
     return [int(a) % rank for a in axes] if axes is not None else list(range(rank))[::-1]
 
 
 def _reshape(call: relax.Call, data: np.ndarray, *_: np.ndarray) -> np.ndarray:
-    return data.reshape(_shape(call))
+    return data.reshape(_extents(call))
 
 
 def _permute(call: relax.Call, data: np.ndarray) -> np.ndarray:
@@ -95,7 +108,7 @@ _ROWS = 64
 _VIEWS = frozenset(
     {"relax.reshape", "relax.permute_dims", "relax.broadcast_to", "relax.squeeze", "relax.expand_dims", "relax.astype"}
 )
-_NUMPY: dict[str, Callable[..., np.ndarray]] = {
+_NUMPY: dict[str, Callable[..., Any]] = {
     "relax.reshape": _reshape,
     "relax.expand_dims": _reshape,
     "relax.squeeze": _reshape,
@@ -104,8 +117,8 @@ _NUMPY: dict[str, Callable[..., np.ndarray]] = {
     "relax.take": _take,
     "relax.where": lambda _, condition, a, b: np.where(condition, a, b),
     "relax.less": lambda _, a, b: a < b,
-    "relax.broadcast_to": lambda call, data, *_: np.broadcast_to(data, _shape(call)),
-    "relax.astype": lambda call, data: data.astype(call.ty.dtype),
+    "relax.broadcast_to": lambda call, data, *_: np.broadcast_to(data, _extents(call)),
+    "relax.astype": lambda call, data: data.astype(_dtype(call)),
     "relax.add": lambda _, a, b: a + b,
     "relax.subtract": lambda _, a, b: a - b,
     "relax.multiply": lambda _, a, b: a * b,

@@ -67,6 +67,14 @@ def _pad(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> re
     return relax.op.nn.pad(inputs[0], width, pad_value=value)
 
 
+def _pow(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    base, exponent = inputs[0], inputs[1]
+    if not isinstance(exponent, tvm.ir.GenericConst) or exponent.ty.dtype == base.ty.dtype:
+        return None
+    dtype = str(base.ty.dtype.dtype)  # ONNX lets the exponent be of another type; the result has the base's
+    return relax.op.power(base, relax.const(exponent.value.numpy().astype(dtype), dtype))
+
+
 def _gather(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
     data, indices = inputs[0], inputs[1]
     if any(isinstance(x, relax.ShapeExpr) for x in (data, indices)):
@@ -89,6 +97,12 @@ def _gather_nd(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int)
     return relax.op.gather_nd(data, relax.const(array, indices.ty.dtype))
 
 
+def _roi_align(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    if attrs.get("mode", b"avg") == b"max":
+        raise ValueError("mode 'max' gives other numbers in TVM than ONNX defines, only 'avg' is supported")
+    return None
+
+
 CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.Expr | None]] = {
     "Clip": _clip,
     "Gather": _gather,
@@ -97,5 +111,7 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     "Mean": _mean,
     "Min": functools.partial(_pairwise, relax.op.minimum),
     "Pad": _pad,
+    "Pow": _pow,
+    "RoiAlign": _roi_align,
     "Sum": functools.partial(_pairwise, relax.op.add),
 }

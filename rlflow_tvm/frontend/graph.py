@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
@@ -139,6 +140,6 @@ def inputs_of(node: onnx.NodeProto) -> list[str]:
     return names
 
 
-def attributes(node: onnx.NodeProto) -> dict[str, object]:
+def attributes(node: onnx.NodeProto) -> dict[str, Any]:
     """The node's attributes as Python values."""
     return {a.name: helper.get_attribute_value(a) for a in node.attribute}

@@ -19,22 +19,42 @@ from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.bake import bake_constants
 from rlflow_tvm.frontend.clean import Shapes, clean
 from rlflow_tvm.frontend.converters import CONVERTERS
-from rlflow_tvm.frontend.graph import Graph
+from rlflow_tvm.frontend.graph import Graph, attributes
 from rlflow_tvm.frontend.load import load_onnx, one_line
+from rlflow_tvm.frontend.names import parameter_names
 
 _MICROSOFT = frozenset(
     {"BiasGelu", "EmbedLayerNormalization", "FastGelu", "Gelu", "MatMulInteger16", "SkipLayerNormalization"}
 )
 _HARMLESS = frozenset({"num_outputs", "seed", "storage_order", "tvm_custom"})
-"""Attributes that say nothing more of what is supported (Split's outputs are counted; the layout of MaxPool's indices)."""
+"""Attributes that add nothing: Split's outputs are counted, and MaxPool's indices, whose layout this is, refused."""
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+_REFUSED = frozenset(
+    {
+        "Attention",  # TVM reads Microsoft's operator of that name, not the standard's
+        "ConcatFromSequence",  # sequences
+        "NonMaxSuppression",  # TVM pads its output, whose size depends on data
+        "SequenceAt",
+        "SequenceConstruct",
+        "SequenceEmpty",
+        "SequenceErase",
+        "SequenceInsert",
+        "SequenceLength",
+        "SplitToSequence",
+    }
+)
+"""What TVM's importer takes, and gives other results for than the standard says."""
+_ONE_OUTPUT = frozenset(
+    {"EmbedLayerNormalization", "LayerNormalization", "MaxPool", "RMSNormalization", "SkipLayerNormalization"}
+)
+"""Operators whose other outputs TVM's importer leaves out, or fills with zeros."""
 
 
 def from_onnx(path_or_model: str | Path | onnx.ModelProto, shapes: Shapes | None = None) -> tvm.IRModule:
     """Import an ONNX model: one dataflow block in `main`, static shapes, weights bound as constants.
 
-    `main` takes the model's inputs, in order and under their names; attribute `num_input` counts them. It returns a
-    tensor for one output, a tuple for several.
+    `main` takes the model's inputs, in order and under their names (see `names.parameter_names` for those that are no
+    identifiers); attribute `num_input` counts them. It returns a tensor for one output, a tuple for several.
 
     Args:
         path_or_model: the file, or a loaded model (left as it is).
@@ -52,7 +72,8 @@ def import_graph(graph: Graph) -> tvm.IRModule:
     """Import a cleaned graph (see `clean.clean`)."""
     _check_operators(graph)
     skeleton, aside = graph.skeleton()
-    importer = _Importer(graph.label)
+    count = len(graph.model.graph.input)
+    importer = _Importer(graph.label, parameter_names(i.name for i in graph.model.graph.input))
     try:
         # The importer prints the operator before it raises, and warns of each name: the error says both.
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -61,7 +82,6 @@ def import_graph(graph: Graph) -> tvm.IRModule:
     except (ValueError, AssertionError) as error:  # outputs that are not tensors, a missing output of an operator
         raise FrontendError(f"{graph.label}: TVM cannot import it ({one_line(error)})") from error
     func = mod["main"]
-    count = len(graph.model.graph.input)
     weights = {p: tvm.runtime.tensor(np.ascontiguousarray(aside[p.name])) for p in func.params[count:]}
     out = tvm.IRModule(dict(mod.functions_items()))
     out["main"] = func.bind_params(weights).with_attr("num_input", count)
@@ -100,6 +120,7 @@ def _with_block(func: relax.Function) -> relax.Function:
 
 def _check_operators(graph: Graph) -> None:
     known = onnx_frontend._get_convert_map()
+    uses = graph.uses()
     for node in graph.nodes:
         where = f"{graph.label}: node {node.name!r} uses the operator {node.domain + '.' if node.domain else ''}"
         if node.op_type in _CONTROL_FLOW:
@@ -108,13 +129,21 @@ def _check_operators(graph: Graph) -> None:
                 "loop unrolled"
             )
         if node.domain in ("", "ai.onnx"):
-            supported = node.op_type in known
+            supported = node.op_type in known and node.op_type not in _REFUSED
         else:
             supported = node.domain == "com.microsoft" and node.op_type in _MICROSOFT & known.keys()
         if not supported:
             raise FrontendError(
                 f"{where}{node.op_type}, which TVM cannot import: export the model without it, or written with "
                 "standard operators"
+            )
+        if attributes(node).get("training_mode", 0):
+            raise FrontendError(f"{where}{node.op_type} in training mode: export the model in inference mode")
+        unread = next((o for o in node.output[1:] if uses[o]), None) if node.op_type in _ONE_OUTPUT else None
+        if unread is not None:
+            raise FrontendError(
+                f"{where}{node.op_type}, of which TVM gives only the first output: export the model so that "
+                f"{unread!r} is not read"
             )
 
 
@@ -168,9 +197,13 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
     TVM's converters leave attributes that they do not know unread; one that is not at its default is an error here.
     """
 
-    def __init__(self, label: str) -> None:
-        super().__init__({}, "float32", sanitize=False)
+    def __init__(self, label: str, parameters: Mapping[str, str]) -> None:
+        super().__init__({}, "float32", sanitize=True)
         self._label = label
+        self._parameters = parameters
+
+    def _sanitize_name(self, name: str) -> str:
+        return self._parameters.get(name, name)  # weights, which are no parameters for long, keep their names
 
     def _convert_operator(self, op_name: str, inputs: list, attrs: dict, opset: int) -> relax.Expr:
         name = attrs["tvm_custom"]["name"]

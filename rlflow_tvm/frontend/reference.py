@@ -9,12 +9,15 @@ import onnx
 
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.load import one_line
+from rlflow_tvm.frontend.names import parameter_names
 
 
 def onnxruntime_outputs(
     model: onnx.ModelProto | str, inputs: Mapping[str, np.ndarray], threads: int = 1
 ) -> list[np.ndarray]:
     """The outputs of `model` (a loaded model or a path), in order, by ONNX Runtime on the CPU.
+
+    `inputs` go by the model's input names, or by those of the imported module's parameters.
 
     Raises:
         FrontendError: onnxruntime is not installed, or refuses the model or the inputs.
@@ -33,7 +36,9 @@ def onnxruntime_outputs(
     source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
     try:
         session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-        return session.run(None, dict(inputs))
+        names = parameter_names(i.name for i in session.get_inputs())
+        by_input = {name: inputs[parameter] for name, parameter in names.items() if parameter in inputs}
+        return session.run(None, by_input | {name: inputs[name] for name in names if name in inputs})
     except (
         state.Fail,
         state.InvalidArgument,

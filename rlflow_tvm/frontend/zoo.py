@@ -166,6 +166,7 @@ def _export(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> onnx.Mod
             optimize=False,
             verbose=False,
         )
+    assert program is not None  # None comes only of the exporter that writes files itself
     return program.model_proto
 
 

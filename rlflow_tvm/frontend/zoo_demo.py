@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
@@ -44,7 +46,7 @@ class _Net:
         self.weights.append(numpy_helper.from_array(array, name))
         return name
 
-    def _node(self, op: str, inputs: list[str], output: str = "", **attributes: object) -> str:
+    def _node(self, op: str, inputs: list[str], output: str = "", **attributes: Any) -> str:
         name = f"{op.lower()}{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, inputs, [output or name], name=name, **attributes))
         return output or name

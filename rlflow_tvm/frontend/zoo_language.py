@@ -32,13 +32,14 @@ class _Classifier(nn.Module):
 
 def bert(**config: int) -> nn.Module:
     """BERT (Devlin et al. 2018), Base unless `config` says otherwise, without the pooling layer."""
-    settings = BertConfig(attn_implementation="eager", **config)
+    settings = BertConfig.from_dict({"attn_implementation": "eager", **config})
     return _Encoder(BertModel(settings, add_pooling_layer=False))
 
 
 def vit(**config: int) -> nn.Module:
     """ViT (Dosovitskiy et al. 2020), Base with 16x16 patches unless `config` says otherwise, 1000 classes."""
-    return _Classifier(ViTForImageClassification(ViTConfig(attn_implementation="eager", num_labels=1000, **config)))
+    settings = ViTConfig.from_dict({"attn_implementation": "eager", "num_labels": 1000, **config})
+    return _Classifier(ViTForImageClassification(settings))
 
 
 @torch.no_grad()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from tvm.relax.pipeline import PIPELINE_MAP, register_pipeline
 
-from .extract import Kernel, Lowered, Lowering, extract_kernels, kernel_key
+from .extract import Kernel, Lowered, Lowering, extract_kernels
+from .fuse import kernel_key
 from .pipeline import PIPELINE_NAME, pipeline
 from .schedule import RULE_ATTR, schedule_kernel
 from .target import as_target, default_target, num_cores, vector_lanes
+from .version import source_version
 
-PIPELINE_VERSION = "1"
-"""Changes whenever kernels would: a measurement made under another version says nothing about this one."""
+PIPELINE_VERSION = source_version()
+"""Changes whenever kernels could: a measurement made under another version says nothing about this one."""
 
 
 def register() -> None:

@@ -10,8 +10,10 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
 from .conv_compute import CONV_ATTR, DEPTHWISE_ATTR, PAD_ATTR, UNEVEN_ATTR
+from .conv_loops import accumulate, fold_epilogue, marked_blocks, narrowed, schedule_pad
 from .conv_tile import accumulator_registers, choose_tile
-from .pool_window import accumulate, extent, fold_epilogue, marked_blocks, narrowed, schedule_pad, schedule_window
+from .loops import extent
+from .pool_window import schedule_window
 from .target import num_cores, vector_lanes
 
 
@@ -41,32 +43,15 @@ class Conv2d(CPUScheduleRule):
 
 def schedule_dense(sch: s_tir.Schedule, conv: SBlockRV, target: Target) -> s_tir.Schedule:
     """Schedules a convolution that is no depthwise one; the schedule returned may be a new one."""
-    if UNEVEN_ATTR in sch.get(conv).annotations:
-        schedule_uneven(sch, conv, target)
-        return sch
-    out = fold_epilogue(sch, conv)
-    if len(sch.get(conv).writes[0].source.shape) == 4:  # a pointwise convolution, (N, vector, H*W, lane)
+    # Groups whose last vector has empty lanes: no tile of the output is a tile of packed vectors.
+    out = fold_epilogue(sch, conv, apart=UNEVEN_ATTR in sch.get(conv).annotations)
+    packed, result = ([int(d) for d in sch.get(b).writes[0].source.shape] for b in (conv, out))
+    if len(packed) == 4 and packed != result:  # pointwise, (N, vector, H*W, lane), and no mere copy follows
         sch = merge_pixels(sch, out)
         (conv,) = marked_blocks(sch, CONV_ATTR)
         (out,) = sch.get_consumers(conv)
     schedule_tile(sch, conv, out, target)
     return sch
-
-
-def schedule_uneven(sch: s_tir.Schedule, conv: SBlockRV, target: Target) -> None:
-    """Writes the packed result to memory, and unpacks it with the epilogue in a loop nest of its own.
-
-    For groups whose last vector has empty lanes: no tile of the output is a tile of packed vectors.
-    """
-    packed = sch.cache_write(conv, 0, "local")
-    chain = sch.get_consumers(packed)
-    while consumers := sch.get_consumers(chain[-1]):
-        chain += consumers
-    for block in chain[:-1]:
-        sch.compute_inline(block)
-    batch, channel, row, *_ = sch.get_loops(chain[-1])
-    sch.parallel(sch.fuse(batch, channel, row))
-    schedule_tile(sch, conv, packed, target)
 
 
 def schedule_tile(sch: s_tir.Schedule, conv: SBlockRV, out: SBlockRV, target: Target) -> None:

@@ -7,8 +7,9 @@ reduction reads them; packing reads weights alone, so the pipeline evaluates it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import SupportsInt
 
 from tvm import te, tirx
 
@@ -18,6 +19,18 @@ DEPTHWISE_ATTR = "rlflow.depthwise_conv2d"  # on the block of a depthwise convol
 PAD_ATTR = "rlflow.pad"  # on a zero-padding block
 _MANY_CHANNELS = 8  # fewer plain input channels than this make too short an inner loop
 MAX_LANES = 16  # output channels computed together; a multiple of every float32 vector width in use
+
+
+def pair(values: Iterable[SupportsInt]) -> tuple[int, int]:
+    """Two numbers, for height and width."""
+    height, width = (int(value) for value in values)
+    return height, width
+
+
+def four_sides(values: Iterable[SupportsInt]) -> tuple[int, int, int, int]:
+    """Four numbers: top, left, bottom, right."""
+    top, left, bottom, right = (int(value) for value in values)
+    return top, left, bottom, right
 
 
 @dataclass(frozen=True)
@@ -65,14 +78,27 @@ class ConvShape:
         return self.kernel == (1, 1) and self.strides == (1, 1) and not any(self.padding)
 
     @property
+    def merged(self) -> int:
+        """How many small groups are computed as one, with zeros for the weights between them, to fill a vector."""
+        merged = 1
+        while self.groups % (2 * merged) == 0 and 2 * merged * self.out_channels // self.groups <= MAX_LANES:
+            merged *= 2
+        return merged
+
+    @property
+    def computed_groups(self) -> int:
+        """The groups after merging; all that follows is of these."""
+        return self.groups // self.merged
+
+    @property
     def group_out(self) -> int:
         """Output channels of one group."""
-        return self.out_channels // self.groups
+        return self.out_channels // self.computed_groups
 
     @property
     def group_in(self) -> int:
         """Input channels of one group."""
-        return self.in_channels // self.groups
+        return self.in_channels // self.computed_groups
 
     @property
     def lanes(self) -> int:
@@ -129,17 +155,17 @@ def pack_weights(kernel: te.Tensor, shape: ConvShape) -> te.Tensor:
     def weight(o: tirx.Var, io: tirx.Var, kh: tirx.Var, kw: tirx.Var, ii: tirx.Var, lane: tirx.Var) -> tirx.Expr:
         in_group = (o % vectors) * lanes + lane
         channel = (o // vectors) * shape.group_out + in_group
+        source = io * inner + ii
+        own_in = shape.group_in // shape.merged  # input channels of a group before merging
         block = shape.kernel_block
-        value = (
-            kernel(channel // block, io * inner + ii, kh, kw, channel % block)
-            if block
-            else kernel(channel, io * inner + ii, kh, kw)
-        )
-        if not shape.is_ragged:
-            return value
-        return tirx.if_then_else(in_group < shape.group_out, value, tirx.const(0, kernel.dtype))
+        index = (source % own_in, kh, kw) if shape.merged > 1 else (source, kh, kw)
+        value = kernel(channel // block, *index, channel % block) if block else kernel(channel, *index)
+        tests = [in_group < shape.group_out] if shape.is_ragged else []
+        if shape.merged > 1:
+            tests.append(in_group // (shape.group_out // shape.merged) == source // own_in)
+        return tirx.if_then_else(tirx.all(*tests), value, tirx.const(0, kernel.dtype)) if tests else value
 
-    dims = (shape.groups * vectors, shape.group_in // inner, *shape.kernel, inner, lanes)
+    dims = (shape.computed_groups * vectors, shape.group_in // inner, *shape.kernel, inner, lanes)
     return te.compute(dims, weight, name="pack_weights")
 
 
@@ -156,7 +182,7 @@ def convolution(data: te.Tensor, packed: te.Tensor, shape: ConvShape) -> te.Tens
 
     def pixel(n: tirx.Var, o: tirx.Var, y: tirx.Expr, x: tirx.Expr) -> tirx.Expr:
         row, column = y * stride_h + kh * dilation_h, x * stride_w + kw * dilation_w
-        first = (o // vectors) * (shape.group_in // inner) if shape.groups > 1 else 0
+        first = (o // vectors) * (shape.group_in // inner) if shape.computed_groups > 1 else 0
         if inner == shape.data_block:
             return padded(n, first + io, row, column, ii)
         channel = (first + io) * inner + ii
@@ -168,9 +194,9 @@ def convolution(data: te.Tensor, packed: te.Tensor, shape: ConvShape) -> te.Tens
         product = pixel(n, o, y, x).astype(shape.dtype) * packed(o, io, kh, kw, ii, lane).astype(shape.dtype)
         return te.sum(product, axis=[io, kh, kw, ii])
 
-    outer = (shape.batch, shape.groups * vectors)
+    outer = (shape.batch, shape.computed_groups * vectors)
     attrs = {CONV_ATTR: vectors}
-    if shape.groups > 1 and shape.is_ragged:
+    if shape.computed_groups > 1 and shape.is_ragged:
         attrs[UNEVEN_ATTR] = 1
     if shape.is_pointwise:
         result = te.compute(
@@ -191,7 +217,7 @@ def _unpack(packed: Callable[..., tirx.Expr], shape: ConvShape) -> te.Tensor:
     lanes, vectors, block = shape.lanes, shape.group_vectors, shape.out_block
 
     def split(channel: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
-        if shape.groups == 1 or not shape.is_ragged:
+        if shape.computed_groups == 1 or not shape.is_ragged:
             return channel // lanes, channel % lanes
         in_group = channel % shape.group_out
         return (channel // shape.group_out) * vectors + in_group // lanes, in_group % lanes
@@ -214,13 +240,24 @@ def _unpack(packed: Callable[..., tirx.Expr], shape: ConvShape) -> te.Tensor:
 
 def depthwise(data: te.Tensor, kernel: te.Tensor, shape: ConvShape) -> te.Tensor:
     """Depthwise convolution in the layout of `data`, kernel (C[/c], 1, KH, KW[, c])."""
-    padded = pad_spatial(data, shape.padding, 0.0)
     (stride_h, stride_w), (dilation_h, dilation_w) = shape.strides, shape.dilation
+    top, left, bottom, right = shape.padding
+    # The edge costs the vectors of a channel block one test; those along a row need the padding made first.
+    source = data if shape.data_block else pad_spatial(data, shape.padding, 0.0)
     kh = te.reduce_axis((0, shape.kernel[0]), "kh")
     kw = te.reduce_axis((0, shape.kernel[1]), "kw")
 
+    def pixel(n: tirx.Var, c: tirx.Var, y: tirx.Expr, x: tirx.Expr, *b: tirx.Var) -> tirx.Expr:
+        if not shape.data_block or not any(shape.padding):
+            return source(n, c, y, x, *b)
+        tests = [y >= top] if top else []
+        tests += [y < shape.height + top] if bottom else []
+        tests += [x >= left] if left else []
+        tests += [x < shape.width + left] if right else []
+        return tirx.if_then_else(tirx.all(*tests), source(n, c, y - top, x - left, *b), tirx.const(0, data.dtype))
+
     def term(n: tirx.Var, c: tirx.Var, y: tirx.Var, x: tirx.Var, *b: tirx.Var) -> tirx.Expr:
-        value = padded(n, c, y * stride_h + kh * dilation_h, x * stride_w + kw * dilation_w, *b)
+        value = pixel(n, c, y * stride_h + kh * dilation_h, x * stride_w + kw * dilation_w, *b)
         return te.sum(value.astype(shape.dtype) * kernel(c, 0, kh, kw, *b).astype(shape.dtype), axis=[kh, kw])
 
     block = (shape.data_block,) if shape.data_block else ()

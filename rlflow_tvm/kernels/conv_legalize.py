@@ -14,7 +14,7 @@ from functools import partial
 import tvm
 from tvm import relax
 
-from .conv_compute import ConvShape, convolution, depthwise, pack_weights
+from .conv_compute import ConvShape, convolution, depthwise, four_sides, pack_weights, pair
 from .pool_legalize import POOL_LEGALIZE
 
 Legalizer = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
@@ -39,15 +39,12 @@ def _static(expr: relax.Expr) -> list[int] | None:
 def conv_shape(call: relax.Call) -> ConvShape | None:
     """The sizes of a `relax.nn.conv2d` call, or None where its layout or shape is not handled here."""
     attrs = call.attrs
-    blocks = (
-        _block(attrs.data_layout, r"NCHW(?:(\d+)c)?"),
-        _block(attrs.kernel_layout, r"OIHW(?:(\d+)o)?"),
-        _block(attrs.out_layout or attrs.data_layout, r"NCHW(?:(\d+)c)?"),
-    )
+    data_block = _block(attrs.data_layout, r"NCHW(?:(\d+)c)?")
+    kernel_block = _block(attrs.kernel_layout, r"OIHW(?:(\d+)o)?")
+    out_block = _block(attrs.out_layout or attrs.data_layout, r"NCHW(?:(\d+)c)?")
     data, kernel = (_static(arg) for arg in call.args)
-    if None in blocks or data is None or kernel is None:
+    if data_block is None or kernel_block is None or out_block is None or data is None or kernel is None:
         return None
-    data_block, kernel_block, out_block = blocks
     out_channels = kernel[0] * (kernel_block or 1)
     groups = int(attrs.groups)
     if out_block and out_channels % out_block:
@@ -59,9 +56,9 @@ def conv_shape(call: relax.Call) -> ConvShape | None:
         width=data[3],
         out_channels=out_channels,
         kernel=(kernel[2], kernel[3]),
-        strides=tuple(int(s) for s in attrs.strides),
-        padding=tuple(int(p) for p in attrs.padding),
-        dilation=tuple(int(d) for d in attrs.dilation),
+        strides=pair(attrs.strides),
+        padding=four_sides(attrs.padding),
+        dilation=pair(attrs.dilation),
         groups=groups,
         data_block=data_block,
         kernel_block=kernel_block,

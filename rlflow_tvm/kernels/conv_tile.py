@@ -45,10 +45,12 @@ def choose_tile(
 
     `registers_each` is how many registers a packed vector takes; a tile has at most `budget` of them. Vectors are split
     evenly; the pixels may leave a tail, which costs as a smaller tile does. `chunked` allows the pixels of a row to
-    be divided between cores.
+    be divided between cores, in parts without tails.
     """
     best, best_cost = Tile(1, 1), float("inf")
-    counts = [v for v in range(1, vectors + 1) if vectors % v == 0 and v * registers_each <= max(budget, registers_each)]
+    counts = [
+        v for v in range(1, vectors + 1) if vectors % v == 0 and v * registers_each <= max(budget, registers_each)
+    ]
     chunks = [c for c in range(1, min(pixels, _CHUNKS * cores) + 1) if pixels % c == 0] if chunked else [1]
     for count, parts in itertools.product(counts, chunks):
         registers = count * registers_each
@@ -56,6 +58,8 @@ def choose_tile(
         turns = -(-rows * parts * (vectors // count) // cores)
         for size in range(1, min(length, max(1, budget // registers)) + 1):
             whole, tail = divmod(length, size)
+            if tail and parts > 1:
+                continue  # the tile's bounds would be those of the row, not of its part
             cost = turns * (whole * _cycles(size, registers) + _cycles(tail, registers))
             if tail:
                 cost *= _TAIL

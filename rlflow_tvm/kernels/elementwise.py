@@ -11,7 +11,7 @@ from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
-from .loops import block_kinds, extent, fuse_all, inline_producers, leaf_blocks, own_loops, vectorise
+from .loops import block_kinds, extent, fuse_all, inline_producers, leaf_blocks, vectorise
 from .target import num_cores, vector_lanes
 
 _SMALL = 8192  # elements below which starting threads costs more than they save
@@ -20,7 +20,7 @@ _CHUNK = 32  # vectors a parallel iteration has at least
 
 
 class Elementwise(CPUScheduleRule):
-    """Every block only maps: all are inlined into the outputs, whose outer loops run in parallel, the inner in vectors."""
+    """Only mapping blocks: all are inlined into the outputs; outer loops run in parallel, the inner in vectors."""
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """The scheduled function, or None where a block reduces or is not written out of loops and one store."""
@@ -34,22 +34,31 @@ class Elementwise(CPUScheduleRule):
 
 
 class Fallback(CPUScheduleRule):
-    """Anything: each block by itself, its leading parallel axes in parallel, its last parallel axis in vectors if it can."""
+    """Anything: each block by itself, its leading parallel axes in parallel, mapping blocks in vectors."""
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """The scheduled function (unchanged where it is not made of blocks)."""
         sch = s_tir.Schedule(func)
-        blocks = leaf_blocks(sch)
-        for block in blocks or ():
-            kinds = block_kinds(sch, block)
-            if set(kinds) == {"S"}:
-                schedule_map(sch, block, target)
-            elif kinds.startswith("S"):
-                loops = own_loops(sch, block)
-                outer = loops[: len(kinds) - len(kinds.lstrip("S"))]
-                if all(loop is not None for loop in outer):
-                    sch.parallel(sch.fuse(*outer))
+        for i in range(len(leaf_blocks(sch) or ())):
+            attempt = sch.copy()
+            try:
+                schedule_any(attempt, leaf_blocks(attempt)[i], target)
+            except s_tir.ScheduleError:
+                continue  # this block stays as it is: it is correct, and nothing is known that would be faster
+            sch = attempt
         return sch
+
+
+def schedule_any(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> None:
+    """Schedule one block of whatever kind; ScheduleError where its axes depend on one another."""
+    kinds = block_kinds(sch, block)
+    loops = sch.get_loops(block)
+    if set(kinds) == {"S"}:
+        schedule_map(sch, block, target)
+        return
+    outer = loops[: len(kinds) - len(kinds.lstrip("S"))]
+    if outer and math.prod(extent(sch, loop) for loop in loops) > _SMALL:
+        sch.parallel(fuse_all(sch, outer))
 
 
 def schedule_map(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
 from tvm import relax, tirx
 from tvm.target import Target
 
 from rlflow_tvm.ir import detach
 
+from .fuse import FusedCall, Fuser
 from .legalize import Legalizer, check_lowered
-from .split import WeightSplitter
-
-_CALL_TIR = tvm.ir.Op.get("relax.call_tir")
-_NAME_ATTRS = ("global_symbol",)
+from .split import Split, WeightSplitter, make_function
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Kernel:
 class Lowered:
     """A graph down to calls of fused, unscheduled PrimFuncs.
 
-    `mod`: its `main` reads the inputs, weights, and the `derived` values which `weight_only`'s `main` makes of `weights`.
+    `mod`: its `main` reads inputs, weights, and the `derived` values that `weight_only`'s `main` makes of weights.
     """
 
     mod: tvm.IRModule
@@ -46,61 +43,55 @@ class Lowered:
 
 
 class Lowering:
-    """The way from a graph to its kernels for one target; remembers operators, so that one object should serve a search."""
+    """The way from a graph to its kernels for one target; remembers operators and groups: let one serve a search."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self._legalize = Legalizer(target)
         self._split = WeightSplitter()
-        self._fuse = tvm.transform.Sequential([relax.transform.FuseOps(), relax.transform.FuseTIR()])
-        self._keys: dict[tirx.PrimFunc, str] = {}
+        self._fuse = Fuser()
 
-    def lower(self, mod: tvm.IRModule, *, weight_work: bool = True) -> Lowered:
-        """Legalise, divide off the weight-only work, and fuse. KernelError for an operator without a kernel.
-
-        Without `weight_work` the weight-only part is not lowered (a search does not need it).
-        """
+    def lower(self, mod: tvm.IRModule) -> Lowered:
+        """Legalise, divide off the weight-only work, and fuse. KernelError for an operator without a kernel."""
         detached = detach(mod)
-        legal, prim_funcs = self._legalize(detached.mod["main"])
-        split = self._split(legal)
-        weight_only = None
-        if weight_work and split.weight_only is not None:
-            weight_only = self._fused(split.weight_only, prim_funcs)
-        return Lowered(self._fused(split.main, prim_funcs), weight_only, split.derived, detached.weights)
+        split, prim_funcs = self._divide(detached.mod)
+        weight_only = None if split.weight_only is None else self._module(split.weight_only, prim_funcs)
+        return Lowered(self._module(split.main, prim_funcs), weight_only, split.derived, detached.weights)
 
     def kernels(self, mod: tvm.IRModule) -> list[Kernel]:
-        """The kernels of `mod`, equal ones merged, in the order of their first launch; weight-only work is not among them."""
-        lowered = self.lower(mod, weight_work=False).mod
-        prim_funcs: dict[str, tirx.PrimFunc] = {}
-        counts: dict[str, int] = {}
-        names: dict[str, str] = {}
-        for binding in lowered["main"].body.blocks[0].bindings:
-            value = binding.value
-            if not isinstance(value, relax.Call) or value.op != _CALL_TIR:
+        """The kernels of `mod`, equal ones merged, in the order of their first launch; without the weight-only work."""
+        split, prim_funcs = self._divide(detach(mod).mod)
+        check_lowered(split.main)
+        calls: dict[str, list[FusedCall]] = {}
+        for step in self._fuse(split.main, prim_funcs):
+            if isinstance(step, FusedCall):
+                calls.setdefault(step.key, []).append(step)
+        return [Kernel(same[0].func, key, same[0].name, len(same)) for key, same in calls.items()]
+
+    def _divide(self, mod: tvm.IRModule) -> tuple[Split, dict[str, tirx.PrimFunc]]:
+        legal, prim_funcs = self._legalize(mod["main"])
+        return self._split(legal), prim_funcs
+
+    def _module(self, main: relax.Function, prim_funcs: dict[str, tirx.PrimFunc]) -> tvm.IRModule:
+        """The module of the launches of `main` (legalised)."""
+        check_lowered(main)
+        builder = relax.BlockBuilder()
+        callees: dict[str, tvm.ir.GlobalVar] = {}
+        bindings: list[relax.Binding] = []
+        for step in self._fuse(main, prim_funcs):
+            if not isinstance(step, FusedCall):
+                bindings.append(step)
                 continue
-            func = lowered[value.args[0]]
-            key = self._key(func)
-            prim_funcs.setdefault(key, func)
-            names.setdefault(key, value.args[0].name_hint)
-            counts[key] = counts.get(key, 0) + 1
-        return [Kernel(func, key, names[key], counts[key]) for key, func in prim_funcs.items()]
-
-    def _fused(self, main: relax.Function, prim_funcs: dict[tvm.ir.GlobalVar, tirx.PrimFunc]) -> tvm.IRModule:
-        mod = tvm.IRModule({tvm.ir.GlobalVar("main"): main, **prim_funcs})
-        mod = relax.transform.DeadCodeElimination(["main"])(self._fuse(mod))
-        check_lowered(mod)
+            if step.key not in callees:
+                callees[step.key] = builder.add_func(step.func, step.name)
+            original = step.output.value
+            args = [callees[step.key], relax.Tuple(step.args), *original.args[2:]]
+            value = relax.Call(original.op, args, original.attrs, original.ty_args)
+            relax.expr._update_type(value, original.ty)
+            bindings.append(relax.VarBinding(step.output.var, value))
+        mod = builder.finalize()
+        mod["main"] = make_function(list(main.params), bindings, main.body.body, int(main.attrs["num_input"]))
         return mod
-
-    def _key(self, func: tirx.PrimFunc) -> str:
-        return kernel_key(func)
-
-
-def kernel_key(func: tirx.PrimFunc) -> str:
-    """The structural hash of `func` without its name attributes: 16 hexadecimal digits, the same in every process."""
-    for attr in _NAME_ATTRS:
-        if func.attrs is not None and attr in func.attrs:
-            func = func.without_attr(attr)
-    return f"{tvm_ffi.structural_hash(func) & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
 def extract_kernels(mod: tvm.IRModule, target: Target) -> list[Kernel]:

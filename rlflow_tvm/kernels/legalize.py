@@ -21,7 +21,7 @@ from rlflow_tvm.ir import num_inputs
 
 from .conv_legalize import CONV_LEGALIZE
 from .matmul_legalize import is_packable, make_packed_matmul
-from .split import substitute, variables_of
+from .split import all_bindings, substitute, variables_of
 from .target import vector_lanes
 
 Key = tuple
@@ -33,16 +33,16 @@ _RESHAPES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "r
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 _MATMUL = tvm.ir.Op.get("relax.matmul")
 _TRANSPOSE = "relax.permute_dims"
+_RUN_BY_THE_MACHINE = frozenset({"relax.reshape", "relax.shape_of", "relax.tensor_to_shape", "relax.null_value"})
 _REMEMBERED_BINDINGS = 50_000
 
 
 @dataclass(frozen=True)
 class _Template:
-    """What one operator call becomes: bindings over `params` (the call's variables in order), the last one its value."""
+    """What one operator call becomes: bindings over `params` (the call's variables, in order), the last its value."""
 
     params: tuple[relax.Var, ...]
     bindings: tuple[relax.VarBinding, ...]
-    result: relax.Expr
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,10 @@ class _Legal:
 
 
 class Legalizer:
-    """Legalises functions in working form; holds the memo, so that one object should serve many graphs.
-
-    """
+    """Legalises functions in working form; holds the memo, so that one object should serve many graphs."""
 
     def __init__(self, target: Target) -> None:
+        self._target = target
         self._legalize_any = _legalize_pass(LEGALIZE)
         # products with a weight: its packing is weight-only work
         packed = {"relax.matmul": make_packed_matmul(vector_lanes(target))}
@@ -69,14 +68,14 @@ class Legalizer:
         self._prim_funcs: dict[str, tirx.PrimFunc] = {}
         self._bindings: dict[tuple[relax.Binding, bool], _Legal] = {}
 
-    def __call__(self, func: relax.Function) -> tuple[relax.Function, dict[tvm.ir.GlobalVar, tirx.PrimFunc]]:
-        """`func` (one dataflow block) with its operators as `call_tir`, and the PrimFuncs that it calls."""
+    def __call__(self, func: relax.Function) -> tuple[relax.Function, dict[str, tirx.PrimFunc]]:
+        """`func` (one dataflow block) with its operators as `call_tir`, and the PrimFuncs that it calls, by name."""
         if len(self._bindings) > _REMEMBERED_BINDINGS:
             self._bindings.clear()
         used: dict[str, None] = {}
         bindings: list[relax.Binding] = []
         constant = set(func.params[num_inputs(func) :])
-        for binding in func.body.blocks[0].bindings:
+        for binding in all_bindings(func):
             call = binding.value
             packed = _is_matmul(call) and call.args[1] in constant and is_packable(call)
             known = self._bindings.get((binding, packed))
@@ -89,10 +88,11 @@ class Legalizer:
         body = relax.SeqExpr([relax.DataflowBlock(bindings)], func.body.body)
         relax.expr._update_type(body, func.body.body.ty)
         legal = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
-        prim_funcs = {self._global_vars[name]: self._prim_funcs[name] for name in used}
+        prim_funcs = {name: self._prim_funcs[name] for name in used}
         if any(isinstance(b.value, relax.Tuple) for b in bindings):
             # a decomposed batch norm leaves (a, b, c)[0]: resolve it, fusion stops at tuples
-            mod = tvm.IRModule({tvm.ir.GlobalVar("main"): legal, **prim_funcs})
+            callees = {self._global_vars[name]: func for name, func in prim_funcs.items()}
+            mod = tvm.IRModule({tvm.ir.GlobalVar("main"): legal, **callees})
             legal = relax.transform.CanonicalizeBindings()(mod)["main"]
         return legal, prim_funcs
 
@@ -122,7 +122,8 @@ class Legalizer:
                 output = builder.emit_output(alone)
             builder.emit_func_output(output)
         legalize = self._legalize_packed if packed else self._legalize_any
-        module = legalize(builder.finalize())
+        with self._target:
+            module = legalize(builder.finalize())
         main = module["main"]
         names: dict[str, tvm.ir.GlobalVar] = {}
         for global_var, prim_func in module.functions_items():
@@ -132,9 +133,10 @@ class Legalizer:
         for binding in (b for block in main.body.blocks for b in block.bindings):
             value = binding.value
             if isinstance(value, relax.Call) and value.op == _CALL_TIR:
-                value = relax.Call(value.op, [names[value.args[0].name_hint], *value.args[1:]], value.attrs, value.ty_args)
+                callee = names[value.args[0].name_hint]
+                value = relax.Call(value.op, [callee, *value.args[1:]], value.attrs, value.ty_args)
             bindings.append(relax.VarBinding(binding.var, value))
-        return _Template(tuple(main.params), tuple(bindings), main.body.body)
+        return _Template(tuple(main.params), tuple(bindings))
 
     def _add(self, origin: tvm.ir.GlobalVar, prim_func: tirx.PrimFunc) -> tvm.ir.GlobalVar:
         hint, count = origin.name_hint, 0
@@ -169,6 +171,8 @@ def _legalize_pass(customize: dict[str, LegalizeFunc]) -> tvm.transform.Pass:
     return tvm.transform.Sequential(
         [
             relax.transform.DecomposeOpsForInference(),
+            relax.backend.DispatchSampling(),
+            relax.backend.DispatchSortScan(),
             relax.transform.LegalizeOps(customize),
             relax.transform.AnnotateTIROpPattern(),
         ]
@@ -243,20 +247,23 @@ def _inner_var(output: relax.Var, var: relax.Var) -> relax.Var:
 
 
 def _bind(var: relax.Var, value: relax.Expr, ty: relax.Type) -> relax.VarBinding:
-    if not isinstance(value, relax.Var):
+    if isinstance(value, relax.Call):  # tuples and their members know their type
         relax.expr._update_type(value, ty)
     return relax.VarBinding(var, value)
 
 
-def check_lowered(module: tvm.IRModule) -> None:
-    """KernelError if an operator is left that the virtual machine cannot run (its legalisation does not know the case)."""
+def check_lowered(func: relax.Function) -> None:
+    """KernelError if an operator is left that the virtual machine cannot run (its legalisation gave it back)."""
     left = set()
-    for binding in module["main"].body.blocks[0].bindings:
+    for binding in all_bindings(func):
         value = binding.value
-        if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name.startswith("relax.nn."):
-            left.add(value.op.name)
+        if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op):
+            name = value.op.name
+            known = name in _RUN_BY_THE_MACHINE or name.startswith("relax.call_")
+            if not known and value.op.get_attr("FCallPacked") is None:
+                left.add(name)
     if left:
         raise KernelError(
-            f"no kernel is known for {', '.join(sorted(left))} with these attributes: rewrite or decompose the operator "
-            "before building"
+            f"no kernel is known for {', '.join(sorted(left))} with these attributes: "
+            "rewrite or decompose the operator before building"
         )

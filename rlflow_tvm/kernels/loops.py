@@ -13,12 +13,12 @@ _KINDS = {tirx.IterVar.DataPar: "S", tirx.IterVar.CommReduce: "R"}
 def leaf_blocks(sch: s_tir.Schedule) -> list[SBlockRV] | None:
     """The blocks of a function in order, or None where it is not a root block over leaf blocks in loops."""
     body = sch.mod["main"].body
-    if not isinstance(body, s_tir.SBlockRealize):
+    if not isinstance(body, s_tir.SBlockRealize) or body.block.name_hint != "root":
         return None
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     if any(sch.get_child_blocks(block) for block in blocks):
         return None
-    return blocks
+    return blocks or None
 
 
 def block_kinds(sch: s_tir.Schedule, block: SBlockRV) -> str:

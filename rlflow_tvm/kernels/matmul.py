@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
+from .conv_loops import fold_epilogue
 from .elementwise import schedule_map
 from .loops import block_kinds, extent, leaf_blocks
 from .matmul_legalize import PANEL_ATTR
 from .matmul_tile import choose_tile
-from .pool_window import fold_epilogue
 from .target import vector_lanes
 
 
@@ -73,9 +73,7 @@ def find_product(sch: s_tir.Schedule, block: SBlockRV) -> Product | None:
     output = list(stmt.body.indices)
     spatial = [i for i, kind in enumerate(kinds) if kind == "S"]
     # the axes are those of the result, in its order
-    if len(output) != len(spatial) or not all(
-        index.same_as(axes[i]) for index, i in zip(output, spatial, strict=True)
-    ):
+    if len(output) != len(spatial) or not all(index.same_as(axes[i]) for index, i in zip(output, spatial, strict=True)):
         return None
     reduced, column = kinds.index("R"), spatial[-1]
     right = [factor for factor in factors if _reads(factor, axes[column])]

@@ -7,8 +7,9 @@ from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
+from .conv_loops import fold_epilogue, marked_blocks, narrowed, split_loops
 from .pool_legalize import POOL_ATTR, ROWS_ATTR
-from .pool_window import fold_epilogue, marked_blocks, narrowed, schedule_window, split_loops
+from .pool_window import schedule_window
 
 
 class Pool2d(CPUScheduleRule):
@@ -41,7 +42,6 @@ def schedule_rows(sch: s_tir.Schedule, rows: SBlockRV, pool: SBlockRV) -> None:
     sch.parallel(row)
     sch.annotate(column, "pragma_loop_partition_hint", True)  # the edge is tested in copies of the loop's first turns
     sch.compute_at(pool, column, preserve_unit_loops=True)
-    sch.set_scope(rows, 0, "local")
     sch.compute_at(rows, row, preserve_unit_loops=True)
     for block, unrolled in ((rows, False), (pool, True)):
         spatial, reduction = split_loops(sch, block)

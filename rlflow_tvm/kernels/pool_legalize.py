@@ -13,6 +13,8 @@ from functools import partial
 
 from tvm import relax, te, tirx
 
+from .conv_compute import four_sides, pair
+
 POOL_ATTR = "rlflow.pool2d"  # on the reduction block of a pool
 ROWS_ATTR = "rlflow.pool2d_rows"  # on the block before it that has reduced the columns of each window
 
@@ -39,14 +41,17 @@ def _avg_pool(data: te.Tensor, window: Window, out_size: tuple[int, int], includ
         extent, before, after = int(data.shape[2 + axis]), window.padding[axis], window.padding[axis + 2]
         size, stride, dilation = window.size[axis], window.strides[axis], window.dilation[axis]
         low, high = (-before, extent + after) if include_pad else (0, extent)
-        first = index * stride - before
-        last_index = (out_size[axis] - 1) * stride - before + (size - 1) * dilation
-        if low <= -before and last_index < high:
+        # Windows number `begin` to `end` - 1 lie inside whole; the test is the one that the loops are divided by.
+        begin = max(0, -(-(before + low) // stride))
+        end = max(begin, min((high - 1 + before - (size - 1) * dilation) // stride + 1, out_size[axis]))
+        if begin == 0 and end == out_size[axis]:
             return tirx.const(size, "int64")
         # first + k * dilation in [low, high) for k in [0, size)
+        first = index * stride - before
         skipped = tirx.max(0, tirx.floordiv(low - first + dilation - 1, dilation))
-        end = tirx.min(size, tirx.floordiv(high - first + dilation - 1, dilation))
-        return tirx.max(end - skipped, 1)
+        counted = tirx.min(size, tirx.floordiv(high - first + dilation - 1, dilation)) - skipped
+        inside = [index >= begin] * (begin > 0) + [index < end] * (end < out_size[axis])
+        return tirx.if_then_else(tirx.all(*inside), tirx.const(size, "int64"), tirx.max(counted, 1))
 
     return te.compute(
         total.shape,
@@ -109,8 +114,7 @@ def _reduce(
 
         def pixel(n: tirx.Var, c: tirx.Var, y: tirx.Var, x: tirx.Var, *b: tirx.Var) -> tirx.Expr:
             (row, in_rows), (column, in_columns) = (
-                _position(data, window, out_size, axis, index, tap)
-                for axis, index, tap in ((0, y, kh), (1, x, kw))
+                _position(data, window, out_size, axis, index, tap) for axis, index, tap in ((0, y, kh), (1, x, kw))
             )
             value = _inside(in_rows + in_columns, data(n, c, row, column, *b), outside)
             return reducer(value, axis=[kh, kw])
@@ -135,7 +139,7 @@ def _reduce(
 def _position(
     data: te.Tensor, window: Window, out_size: tuple[int, int], axis: int, index: tirx.Var, tap: tirx.IterVar
 ) -> tuple[tirx.Expr, list[tirx.Expr]]:
-    """Where along `axis` a tap of the window of output `index` reads, and what must hold for that to be in the image."""
+    """Where along `axis` a tap of the window of output `index` reads, and what holds if that is in the image."""
     stride, dilation, before = window.strides[axis], window.dilation[axis], window.padding[axis]
     extent = int(data.shape[2 + axis])
     at = index * stride + tap * dilation - before
@@ -156,9 +160,12 @@ def _pool_call(call: relax.Call) -> tuple[Window, tuple[int, int]] | None:
     if not _is_handled(attrs.layout, attrs.out_layout, shapes):
         return None
     window = Window(
-        *(tuple(int(i) for i in v) for v in (attrs.pool_size, attrs.strides, attrs.padding, attrs.dilation))
+        size=pair(attrs.pool_size),
+        strides=pair(attrs.strides),
+        padding=four_sides(attrs.padding),
+        dilation=pair(attrs.dilation),
     )
-    return window, tuple(int(d) for d in shapes[1].values[2:4])
+    return window, pair(shapes[1].values[2:4])
 
 
 def _is_handled(layout: str, out_layout: str, shapes: tuple[relax.Expr, ...]) -> bool:
@@ -200,7 +207,7 @@ def legalize_adaptive_avg_pool2d(bb: relax.BlockBuilder, call: relax.Call) -> re
     shapes = (call.args[0].ty.shape, call.ty.shape)
     if not _is_handled(call.attrs.layout, call.attrs.out_layout, shapes):
         return _default(bb, call)
-    out_size = tuple(int(d) for d in shapes[1].values[2:4])
+    out_size = pair(shapes[1].values[2:4])
     return bb.call_te(
         partial(_adaptive_avg_pool, out_size=out_size), call.args[0], primfunc_name_hint="adaptive_avg_pool2d"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm import tirx
+from tvm import s_tir, tirx
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
@@ -41,7 +41,11 @@ def schedule_kernel(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         return func
     func = vectorisable_math(func)
     for name, rule in RULES.items():
-        schedule = rule.apply(func, target, False)
+        try:
+            schedule = rule.apply(func, target, False)
+        except s_tir.ScheduleError:
+            # a primitive proves each of its steps and refuses the others: the kernel is none of this rule's
+            continue
         if schedule is not None:
             scheduled = schedule.mod["main"]
             if name not in _OWN_TAILS:

@@ -28,7 +28,7 @@ class Split:
 
 
 class WeightSplitter:
-    """Divides functions; remembers what it renamed, so that equal bindings stay the same objects from graph to graph."""
+    """Divides functions; remembers what it renamed: equal bindings stay the same objects from graph to graph."""
 
     def __init__(self) -> None:
         self._params: dict[relax.Var, relax.Var] = {}
@@ -49,7 +49,7 @@ class WeightSplitter:
         constant = set(weights)
         runtime: list[relax.Binding] = []
         shapes: dict[relax.Var, relax.Expr] = {}
-        for original in func.body.blocks[0].bindings:
+        for original in all_bindings(func):
             binding = self._replace(original, shapes)
             if _is_shape_of(binding.value):
                 shapes[binding.var] = binding.value.args[0].ty.shape
@@ -106,7 +106,7 @@ class WeightSplitter:
         key = (binding, hit, tuple(values[var] for var in hit))
         if key not in self._replaced:
             value = substitute(binding.value, values)
-            if not _is_var(value):
+            if isinstance(value, relax.Call):  # tuples and their members know their type
                 relax.expr._update_type(value, binding.var.ty)
             self._replaced[key] = relax.VarBinding(binding.var, value)
         return self._replaced[key]
@@ -124,6 +124,11 @@ def make_function(
     relax.expr._update_type(body, output.ty)
     attrs = tvm.ir.make_node("ir.DictAttrs", global_symbol="main", num_input=num_input)
     return relax.Function(params, body, output.ty, True, attrs)
+
+
+def all_bindings(func: relax.Function) -> list[relax.Binding]:
+    """The bindings of a function without control flow, in order."""
+    return [binding for block in func.body.blocks for binding in block.bindings]
 
 
 def variables_of(value: relax.Expr) -> list[relax.Var]:

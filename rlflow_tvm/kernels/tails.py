@@ -1,8 +1,8 @@
 """Tiles that do not fill their axis: the last one is split off, so that no other has to ask where the axis ends.
 
-A split by a factor that does not divide leaves a predicate `base + inner < limit` on every block. In a vector loop that
-means one scalar branch a lane, and under a register tile it keeps the tile out of the registers. `peel_tails` runs after
-scheduling: it gives the full tiles code without the predicate, and the last tile loops of its own, shorter, extents.
+A split by a factor that does not divide leaves a predicate `base + inner < limit` on every block. In a vector loop
+that means one scalar branch a lane, and under a register tile it keeps the tile out of the registers. `peel_tails`
+runs after scheduling: the full tiles get code without the predicate, the last one gets loops of shorter extents.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Bound:
 
 
 LIMIT_ATTR = "rlflow.limit"
-"""On a block: [outer, inner, factor, limit], the names of two of its axes. It runs where outer * factor + inner < limit."""
+"""On a block: [outer, inner, factor, limit], two axes by name. It runs where outer * factor + inner < limit."""
 
 
 def peel_tails(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -165,10 +165,14 @@ def _predicates(stmt: Stmt) -> list[tirx.LT]:
     found: list[tirx.LT] = []
 
     def note(realize: s_tir.SBlockRealize) -> None:
-        found.extend(c for c in _conjuncts(realize.predicate) if isinstance(c, tirx.LT) and isinstance(c.b, tirx.IntImm))
+        found.extend(c for c in _conjuncts(realize.predicate) if _is_bound(c))
 
     tvm_ffi.structural_walk(stmt, (s_tir.SBlockRealize, note))
     return found
+
+
+def _is_bound(conjunct: tvm.ir.Expr) -> bool:
+    return isinstance(conjunct, tirx.LT) and isinstance(conjunct.b, tirx.IntImm)
 
 
 def _conjuncts(predicate: tvm.ir.Expr) -> list[tvm.ir.Expr]:
@@ -193,7 +197,7 @@ def _assume(stmt: Stmt, bound: Bound, instead: tvm.ir.Expr | None) -> Stmt:
     extents = _inner_extents(stmt)
 
     def replaced(conjunct: tvm.ir.Expr) -> tvm.ir.Expr | None:
-        if not isinstance(conjunct, tirx.LT) or not isinstance(conjunct.b, tirx.IntImm) or int(conjunct.b) != bound.limit:
+        if not _is_bound(conjunct) or int(conjunct.b) != bound.limit:
             return conjunct
         variables = tirx.analysis.undefined_vars(conjunct.a)
         base, tile = _split_base(conjunct.a, {var: extents[var] for var in variables if var in extents})

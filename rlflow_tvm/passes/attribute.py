@@ -37,8 +37,12 @@ class Attribute:
     def check(self, names: Container[str]) -> None:
         """RewriteError if it is not of an allowed form or reads a name outside `names`: known without a match."""
         for tree in ast.walk(_parse(self.text)):
-            if not isinstance(tree, _FORMS) or (isinstance(tree, ast.Call) and not isinstance(tree.func, ast.Name)):
-                raise RewriteError(f"attribute expression {self.text!r}: {ast.unparse(tree)!r} is not allowed in a rule")
+            odd_call = isinstance(tree, ast.Call) and not isinstance(tree.func, ast.Name)
+            stepped = isinstance(tree, ast.Slice) and tree.step is not None
+            if odd_call or stepped or not isinstance(tree, _FORMS):
+                raise RewriteError(
+                    f"attribute expression {self.text!r}: {ast.unparse(tree)!r} is not allowed in a rule"
+                )
             if isinstance(tree, ast.Name) and tree.id not in names and tree.id not in FUNCTIONS:
                 raise RewriteError(f"attribute expression {self.text!r}: {tree.id!r} is not bound by the left side")
 

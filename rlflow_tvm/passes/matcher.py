@@ -34,7 +34,7 @@ class RuleSet:
         for rule in self.rules:
             if rule.name == name:
                 return rule
-        raise RewriteError(f"no rule is called {name!r}: see `python -m rlflow_tvm.rules list`")
+        raise RewriteError(f"no rule is called {name!r}: see rlflow_tvm.passes.CATALOGUE for the names")
 
     def parameters(self, graph: Graph) -> dict[str, Any]:
         """What every attribute expression may use besides a match's own variables."""

@@ -61,15 +61,18 @@ class RewriteRule:
 
     def _check_names(self) -> None:
         """RewriteError if an attribute expression is malformed or reads what nothing binds."""
-        left, right = ([t for term in side for t in subterms(term)] for side in (self.equation.left, self.equation.right))
+        left, right = (
+            [t for term in side for t in subterms(term) if isinstance(t, Apply)]
+            for side in (self.equation.left, self.equation.right)
+        )
         bound = {*PARAMETERS, *self.tensors(self.equation.left)}
-        for apply in (t for t in left if isinstance(t, Apply)):
+        for apply in left:
             bound.update(name for name in (apply.rest, apply.member) if name is not None)
             bound.update(a.variable for _, a in apply.attributes if a.variable is not None)
         for name, value in self.equation.lets:
             value.check(bound)
             bound.add(name)
-        for apply in (t for t in (*left, *right) if isinstance(t, Apply)):
+        for apply in (*left, *right):
             for _, attribute in apply.attributes:
                 attribute.check(bound)
             if unbound := {apply.rest, apply.member} - {None} - bound:

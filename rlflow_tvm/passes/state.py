@@ -132,7 +132,7 @@ class GraphState:
         return Plan(tuple(map(str, self.actions)), self.start_hash, self.structural_hash, self.ruleset.lanes)
 
     def replay(self, plan: Plan) -> GraphState:
-        """The state after all of `plan`'s actions; PlanError if it is for another module or rule set, or ends elsewhere."""
+        """The state after all of `plan`'s actions; PlanError if it is for another module or other rules."""
         plan.check_start(self.structural_hash)
         plan.check_lanes(self.ruleset.lanes)
         state = self
@@ -141,7 +141,7 @@ class GraphState:
                 state = state.apply(RewriteAction.parse(text))
             except RewriteError as error:
                 raise PlanError(
-                    f"the plan's action {number} cannot be repeated ({error}): the rules have changed since; search again"
+                    f"action {number} of the plan cannot be repeated ({error}): the rules have changed; search again"
                 ) from error
         plan.check_end(state.structural_hash)
         return state

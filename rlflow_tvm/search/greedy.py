@@ -32,7 +32,9 @@ class Greedy:
         walk = _Walk(problem, best)
         plateau = 0
         while not best.exhausted and plateau <= self.patience:
-            move = walk.best_move(0.0) or walk.plateau_move(self.tolerance)
+            move = walk.best_move(0.0)
+            if move is None and not best.exhausted:  # else gains are from earlier states: not to be trusted
+                move = walk.plateau_move(self.tolerance)
             if move is None:
                 break
             walk.take(move)

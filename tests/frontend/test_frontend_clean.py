@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 
 from rlflow_tvm import ir
-from rlflow_tvm.frontend import from_onnx, onnxruntime_outputs, random_inputs
+from rlflow_tvm.frontend import from_onnx, onnxruntime_outputs, parameter_names, random_inputs
 from rlflow_tvm.frontend.clean import clean
 
 node = helper.make_node
@@ -262,6 +262,7 @@ _OPERATORS = {
         {"w": _array(6, 2, 3, 2)},
         18,
     ),
+    "pow-of-integer": ([node("Pow", ["x", "e"], ["y"])], {"e": np.array(2)}, 18),
     "lrn": ([node("LRN", ["x"], ["y"], size=3, alpha=0.5, beta=0.75, bias=2.0)], {}, 18),
     "layer-norm": (
         [node("LayerNormalization", ["x", "g", "b"], ["y"], axis=-1)],
@@ -284,7 +285,7 @@ def test_operators_compute_what_onnxruntime_computes(name: str, make_model, asse
     nodes, weights, opset = _OPERATORS[name]
     model = make_model(nodes, {"x": (1, 4, 6, 6)}, ["y"], weights, opset)
     mod = assert_imports_right(model)
-    if name not in ("pad-reflect",):
+    if name != "pad-reflect":
         assert len(mod.functions) == 1, "the operator came as loops"
 
 
@@ -295,6 +296,24 @@ def test_negative_token_ids_count_from_the_end(make_model, run) -> None:
     )
     (found,) = run(from_onnx(model), {"ids": np.array([-1, 0, -10, 9])})
     np.testing.assert_array_equal(found, table[[9, 0, 0, 9]])
+
+
+def test_parameters_are_identifiers() -> None:
+    names = ["image", "gpu_0/data_0", "gpu_0:data_0", "gpu_0_data_0", "2nd", "größe"]
+    assert parameter_names(names) == {
+        "image": "image",
+        "gpu_0/data_0": "gpu_0_data_0_1",
+        "gpu_0:data_0": "gpu_0_data_0_2",
+        "gpu_0_data_0": "gpu_0_data_0",
+        "2nd": "input_2nd",
+        "größe": "gr__e",
+    }
+
+
+def test_inputs_whose_names_are_no_identifiers(make_model, assert_imports_right) -> None:
+    model = make_model([node("Sub", ["a/b:0", "w.1"], ["a_b_0"])], {"a/b:0": (2, 3), "w.1": (3,)}, ["a_b_0"])
+    mod = assert_imports_right(model)
+    assert [p.name for p in mod["main"].params] == ["a_b_0", "w_1"]
 
 
 def test_weights_come_in_their_final_shape(make_model) -> None:

@@ -180,6 +180,27 @@ def test_an_attribute_that_tvm_ignores(make_model) -> None:
     assert len(from_onnx(shrink(0))["main"].params) == 1
 
 
+@pytest.mark.parametrize(
+    ("nodes", "remedy"),
+    [
+        (
+            [node("LayerNormalization", ["x", "w"], ["a", "b"], name="it"), node("Add", ["a", "b"], ["y"])],
+            "first output",
+        ),
+        ([node("BatchNormalization", ["x", *"wwww"], ["y", "", ""], training_mode=1, name="it")], "inference mode"),
+        (
+            [node("SplitToSequence", ["x"], ["s"], name="it"), node("ConcatFromSequence", ["s"], ["y"], axis=0)],
+            "without",
+        ),
+    ],
+)
+def test_what_tvm_would_get_wrong(nodes: list[onnx.NodeProto], remedy: str, make_model) -> None:
+    model = make_model(nodes, {"x": (2, 4)}, ["y"], {"w": np.ones(4, np.float32)})
+    text = _message(lambda: from_onnx(model))
+    assert f"node 'it' uses the operator {nodes[0].op_type}" in text
+    assert remedy in text
+
+
 def test_control_flow(make_model) -> None:
     branch = helper.make_graph(
         [node("Relu", ["x"], ["b"])], "b", [], [helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, [3])]

@@ -43,9 +43,8 @@ def random_arrays(shapes: Sequence[tuple[int, ...]], seed: int = 0) -> list[np.n
 
 def run(mod: tvm.IRModule, arrays: Sequence[np.ndarray], weights: int = 0) -> Outcome:
     """Compile with our pipeline, the last `weights` arrays bound as constants, and run on the others."""
-    rules = [
-        str(schedule_kernel(kernel.func, TARGET).attrs["rlflow.schedule_rule"]) for kernel in extract_kernels(mod, TARGET)
-    ]
+    scheduled = [schedule_kernel(kernel.func, TARGET) for kernel in extract_kernels(mod, TARGET)]
+    rules = [str(func.attrs["rlflow.schedule_rule"]) for func in scheduled]
     func = mod["main"]
     inputs = len(arrays) - weights
     if weights:

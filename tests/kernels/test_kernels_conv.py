@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import sliding_window_view
 from tvm import relax, tirx
+from tvm.script import tirx as T
 
 from rlflow_tvm.kernels.conv import Conv2d
 from rlflow_tvm.kernels.conv_legalize import CONV_LEGALIZE
@@ -247,6 +249,82 @@ def test_other_vector_widths_are_scheduled(mcpu: str, name: str) -> None:
     tvm.compile(mod, target)
 
 
+def lower_epilogue(epilogue: Callable[[relax.BlockBuilder, relax.Var, relax.Var], relax.Expr]) -> tvm.IRModule:
+    """A pointwise convolution of `data` (1, 1, 8, 8, 16) and what `epilogue` makes of it and `side`."""
+    data = relax.Var("data", relax.TensorType((1, 1, 8, 8, 16), "float32"))
+    side = relax.Var("side", relax.TensorType((1, 1, 8, 8, 16), "float32"))
+    kernel = relax.Var("kernel", relax.TensorType((1, 16, 1, 1, 16), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [data, side, kernel], attrs={"num_input": 2}):
+        with builder.dataflow():
+            layouts = dict(data_layout="NCHW16c", kernel_layout="OIHW16o", out_layout="NCHW16c")
+            value = builder.emit(relax.op.nn.conv2d(data, kernel, **layouts))
+            output = builder.emit_output(epilogue(builder, value, side))
+        builder.emit_func_output(output)
+    return lower(builder.get())
+
+
+def run_epilogue(mod: tvm.IRModule) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(result, the convolution alone, `side`)."""
+    rng = np.random.default_rng(11)
+    data, side, kernel = (
+        rng.standard_normal(shape, dtype="float32") for shape in ((1, 1, 8, 8, 16),) * 2 + ((1, 16, 1, 1, 16),)
+    )
+    machine = relax.VirtualMachine(tvm.compile(mod, TARGET), tvm.cpu())
+    weights = machine["main_transform_params"]([tvm.runtime.tensor(kernel)])
+    result = machine["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(side), *weights).numpy()
+    return result, np.einsum("nihwc,oclmk->nohwk", data, kernel), side
+
+
+def test_epilogue_with_a_second_producer() -> None:
+    """conv + sigmoid(side) * side: the other branch is computed where it is added."""
+
+    def epilogue(builder: relax.BlockBuilder, value: relax.Var, side: relax.Var) -> relax.Expr:
+        gate = builder.emit(relax.op.sigmoid(side))
+        return relax.op.add(value, builder.emit(relax.op.multiply(gate, side)))
+
+    mod = lower_epilogue(epilogue)
+    assert len(scheduled(mod)) == 1
+    result, conv, side = run_epilogue(mod)
+    np.testing.assert_allclose(result, conv + side / (1 + np.exp(-side)), rtol=1e-4, atol=1e-4)
+
+
+def test_unfoldable_epilogue_is_a_nest_of_its_own() -> None:
+    """A transposition fused behind the convolution does not stop the rule."""
+
+    @T.prim_func(private=True, s_tir=True)
+    def transposed(
+        x: T.Buffer((1, 1, 4, 4, 16), "float32"),
+        w: T.Buffer((1, 1, 1, 1, 16, 16), "float32"),
+        out: T.Buffer((1, 4, 4, 16), "float32"),
+    ):
+        packed = T.sblock_alloc_buffer((1, 1, 16, 16))
+        for n, o, p, b, i in T.grid(1, 1, 16, 16, 16):
+            with T.sblock("conv"):
+                vn, vo, vp, vb, vi = T.axis.remap("SSSSR", [n, o, p, b, i])
+                T.sblock_attr({"rlflow.conv2d": 1})
+                with T.init():
+                    packed[vn, vo, vp, vb] = T.float32(0)
+                packed[vn, vo, vp, vb] = packed[vn, vo, vp, vb] + x[vn, 0, vp // 4, vp % 4, vi] * w[vo, 0, 0, 0, vi, vb]
+        for n, h, w_, c in T.grid(1, 4, 4, 16):
+            with T.sblock("transpose"):
+                vn, vh, vw, vc = T.axis.remap("SSSS", [n, h, w_, c])
+                out[vn, vw, vh, vc] = packed[vn, 0, vh * 4 + vw, vc]
+
+    schedule = Conv2d().apply(transposed, TARGET, False)
+    assert schedule is not None
+    run = tvm.compile(tvm.IRModule({"main": schedule.mod["main"].with_attr("global_symbol", "main")}), TARGET)
+    rng = np.random.default_rng(5)
+    data, kernel = (
+        rng.standard_normal((1, 1, 4, 4, 16), "float32"),
+        rng.standard_normal((1, 1, 1, 1, 16, 16), "float32"),
+    )
+    result = tvm.runtime.tensor(np.zeros((1, 4, 4, 16), "float32"))
+    run["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(kernel), result)
+    expected = np.einsum("hwi,ib->whb", data[0, 0], kernel[0, 0, 0, 0])[None]
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_weights_are_packed_once() -> None:
     """The packing is lifted out of the graph, so `main` makes one call."""
     conv = CASES["blocked"]
@@ -289,4 +367,4 @@ def test_tile_fits_the_registers(pixels: int, vectors: int, lanes: int) -> None:
 
 def test_tile_divides_where_it_can() -> None:
     assert choose_tile(13, 12, 1, 28) == Tile(13, 2)
-    assert choose_tile(49, 32, 1, 28) == Tile(7, 4)
+    assert choose_tile(7, 32, 1, 28) == Tile(7, 4)

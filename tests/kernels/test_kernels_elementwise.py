@@ -36,12 +36,17 @@ def test_transpose(data: st.DataObject, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("block", [4, 16])
 def test_blocked_layout_and_back(block: int) -> None:
-    def build(x: relax.Expr) -> relax.Expr:
-        packed = op.layout_transform(x, lambda n, c, h, w: (n, c // block, h, w, c % block))
-        shifted = op.add(packed, relax.const(1.0))
-        return op.layout_transform(shifted, lambda n, c, h, w, b: (n, c * block + b, h, w))
-
-    check(build, lambda x: x + 1, [(1, 2 * block, 7, 5)])
+    plain, blocked = (1, 2 * block, 7, 5), (1, 2, 7, 5, block)
+    check(
+        lambda x: op.layout_transform(x, lambda n, c, h, w: (n, c // block, h, w, c % block)),
+        lambda x: x.reshape(1, 2, block, 7, 5).transpose(0, 1, 3, 4, 2),
+        [plain],
+    )
+    check(
+        lambda x: op.layout_transform(x, lambda n, c, h, w, b: (n, c * block + b, h, w)),
+        lambda x: x.transpose(0, 1, 4, 2, 3).reshape(plain),
+        [blocked],
+    )
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -73,9 +78,8 @@ def test_gather_rows() -> None:
     check(lambda x: op.take(x, relax.const(index), axis=0), lambda x: x[index], [(7, 33)])
 
 
-def test_output_that_only_views_an_input_is_a_copy() -> None:
-    outcome = check(lambda x: op.reshape(x, (6, 4)), lambda x: x.reshape(6, 4), [(2, 12)])
-    assert outcome.values[0].base is None or outcome.values[0].flags.owndata or True
+def test_output_that_only_views_an_input() -> None:
+    check(lambda x: op.reshape(x, (6, 4)), lambda x: x.reshape(6, 4), [(2, 12)])
 
 
 def test_reshape_between_kernels_is_no_kernel() -> None:
@@ -89,3 +93,9 @@ def test_reshape_between_kernels_is_no_kernel() -> None:
 
     outcome = check(build, expected, [(3, 5, 8)])
     assert outcome.rules == ["elementwise", "reduction"]
+
+
+def test_same_tensor_twice() -> None:
+    check(op.multiply, np.multiply, [(5, 7), (5, 7)])
+    check(lambda x: op.multiply(x, x), lambda x: x * x, [(5, 7)])
+    check(lambda x: op.add(op.multiply(x, x), x), lambda x: x * x + x, [(5, 7)])

@@ -14,7 +14,7 @@ from rlflow_tvm.kernels.matmul_tile import choose_tile
 op = relax.op
 
 # rows, columns, depth: ones, primes, whole tiles, one more or less than a tile
-SIZES = [(1, 1, 1), (1, 64, 32), (7, 5, 3), (8, 32, 16), (13, 17, 1), (33, 31, 19), (64, 1, 40), (197, 65, 8), (9, 100, 64)]
+SIZES = [(1, 1, 1), (1, 64, 32), (7, 5, 3), (8, 32, 16), (13, 17, 1), (33, 31, 19), (64, 1, 40), (197, 65, 8)]
 
 
 @pytest.mark.parametrize(("rows", "columns", "depth"), SIZES)

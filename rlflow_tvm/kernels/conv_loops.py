@@ -1,0 +1,116 @@
+"""Moves on a schedule that convolutions and pools share: epilogues, padding, accumulators in registers."""
+
+from __future__ import annotations
+
+import math
+
+from tvm import IRModule, s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from .conv_compute import CONV_ATTR, DEPTHWISE_ATTR, PAD_ATTR
+from .loops import extent, own_loops
+from .pool_legalize import POOL_ATTR, ROWS_ATTR
+
+_WINDOWS = frozenset({CONV_ATTR, DEPTHWISE_ATTR, POOL_ATTR, ROWS_ATTR})
+_MARKS = _WINDOWS | {PAD_ATTR}
+
+
+def narrowed(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """`func` with 32-bit indices, where its buffers allow that.
+
+    TVM's `LoopPartition` looks a marked loop up by its variable, which the lowering of 64-bit indices replaces before.
+    """
+    types = [param.ty for param in func.params]
+    if any(ty.dtype == "int64" or math.prod(int(d) for d in ty.shape) >= 2**31 for ty in types):
+        return func
+    return tirx.transform.ForceNarrowIndexToInt32()(IRModule({"main": func}))["main"]
+
+
+def fold_epilogue(sch: s_tir.Schedule, block: SBlockRV, *, apart: bool = False) -> SBlockRV:
+    """Inlines the element-wise blocks after `block` into the last of them, which is returned.
+
+    Where what follows is not one block with an axis for each axis of its output, or with `apart`, the result of
+    `block` is copied, the copy returned, and the rest runs as loop nests of its own. Blocks before `block` are left
+    alone. The result of `block` stays in global scope: TVM keeps buffers of less than a kilobyte on the stack in that
+    scope, and in no other.
+    """
+
+    def is_window(reader: SBlockRV) -> bool:
+        stmt = sch.get(reader)
+        return stmt.same_as(sch.get(block)) or bool(_WINDOWS & set(stmt.annotations))
+
+    nests: list[SBlockRV] = []
+    behind = False
+    for other in sch.get_child_blocks(sch.get_sblock("root")):
+        behind = behind or sch.get(other).same_as(sch.get(block))
+        readers = sch.get_consumers(other)
+        if _MARKS & set(sch.get(other).annotations) or any(is_window(reader) for reader in readers):
+            continue
+        if readers and is_injective(sch, other):
+            sch.compute_inline(other)
+        elif behind:
+            nests.append(other)
+    consumers = sch.get_consumers(block)
+    if not apart and len(consumers) == 1 and is_injective(sch, consumers[0]):
+        out = consumers[0]
+    else:
+        out = sch.cache_write(block, 0, "global")
+    for other in nests:
+        if is_injective(sch, other) and not sch.get(other).same_as(sch.get(out)):
+            loops = sch.get_loops(other)
+            sch.parallel(sch.fuse(*loops[: max(1, len(loops) - 2)]))
+    return out
+
+
+def is_injective(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Every axis is parallel, and the block writes the element its axes name."""
+    stmt = sch.get(block)
+    if len(stmt.writes) != 1 or any(i.iter_type != tirx.IterVar.DataPar for i in stmt.iter_vars):
+        return False
+    region = stmt.writes[0].region
+    return len(region) == len(stmt.iter_vars) and all(
+        r.min.same_as(i.var) for r, i in zip(region, stmt.iter_vars, strict=True)
+    )
+
+
+def marked_blocks(sch: s_tir.Schedule, attribute: str) -> list[SBlockRV]:
+    """The blocks of the function that carry an attribute."""
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    return [block for block in blocks if attribute in sch.get(block).annotations]
+
+
+def split_loops(sch: s_tir.Schedule, block: SBlockRV) -> tuple[list[LoopRV], list[LoopRV]]:
+    """The loops of `block`'s own axes, the innermost ones: spatial, reduction."""
+    kinds = list(zip(own_loops(sch, block), sch.get(block).iter_vars, strict=True))
+    spatial = [loop for loop, axis in kinds if axis.iter_type == tirx.IterVar.DataPar]
+    return spatial, [loop for loop, axis in kinds if axis.iter_type == tirx.IterVar.CommReduce]
+
+
+def accumulate(sch: s_tir.Schedule, block: SBlockRV, channel_inside: bool = False) -> None:
+    """Under a tile: the reduction outside, the tile unrolled, the innermost axis in vectors.
+
+    The order of the unrolled axes is that of the instructions: with `channel_inside`, the vectors of the channels stay
+    in registers while one pixel after the other is read; otherwise the pixels stay.
+    """
+    spatial, reduction = split_loops(sch, block)
+    if channel_inside:
+        batch, channel, *pixels, lane = spatial
+        spatial = [batch, *pixels, channel, lane]
+    sch.reorder(*reduction, *spatial)
+    if extent(sch, reduction[-1]) == 1:
+        # LLVM would unroll a loop of a few turns, keep what its turns have in common, and run out of registers.
+        reduction = [sch.fuse(*reduction)]
+    *tile, lane = spatial
+    for loop in tile:
+        sch.unroll(loop)
+    sch.vectorize(lane)
+    sch.decompose_reduction(block, reduction[0])  # the copy that sets the start values keeps the kinds of the loops
+
+
+def schedule_pad(sch: s_tir.Schedule, pad: SBlockRV) -> None:
+    """A padding block of (N, C, H, W[, c]): rows in parallel, the channel block in vectors."""
+    batch, channel, row, column, *lane = sch.get_loops(pad)
+    sch.parallel(sch.fuse(batch, channel, row))
+    sch.annotate(column, "pragma_loop_partition_hint", True)  # between the edges it is a plain copy
+    if lane:
+        sch.vectorize(lane[0])

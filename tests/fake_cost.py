@@ -1,0 +1,60 @@
+"""Costs that are read off a graph, in place of measured ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import tvm
+from small_models import TARGET
+from tvm import relax
+
+from rlflow_tvm.cost import GraphCost
+from rlflow_tvm.passes.graph import Graph, Node
+
+COSTS: dict[str, float] = {
+    "relax.nn.conv2d": 100.0,
+    "relax.matmul": 20.0,
+    "relax.layout_transform": 3.0,
+    "relax.permute_dims": 2.0,
+    "relax.reshape": 0.0,
+    "getitem": 0.0,
+}
+"""Microseconds by operator; any other operator 1."""
+
+BLOCKED_CONV = 60.0
+
+
+class FakeCostModel:
+    """What `RewriteProblem` needs of a cost model. A graph that runs an operator for which `fails` holds costs infinity.
+
+    The cost does not depend on shapes, so that what a rewrite gains can be worked out by hand.
+    """
+
+    def __init__(
+        self,
+        costs: Mapping[str, float] | None = None,
+        blocked_conv: float = BLOCKED_CONV,
+        fails: Callable[[Node], bool] = lambda node: False,
+    ) -> None:
+        self.target = TARGET
+        self.measured = 0
+        self.closed = False
+        self._costs = COSTS if costs is None else costs
+        self._blocked_conv, self._fails = blocked_conv, fails
+
+    def cost(self, mod: tvm.IRModule) -> GraphCost:
+        self.measured += 1
+        graph = Graph.from_function(mod["main"])
+        nodes = [n for n in graph.nodes if n.var not in graph.weight_only and not isinstance(n.value, relax.Var)]
+        failed = tuple(node.op for node in nodes if self._fails(node))
+        total = sum(map(self._cost, nodes))
+        return GraphCost(math.inf if failed else total * 1e-6, 0.0, len(nodes), 0, 0, 0, failed)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _cost(self, node: Node) -> float:
+        if node.op == "relax.nn.conv2d" and node.value.attrs.out_layout != "NCHW":
+            return self._blocked_conv
+        return self._costs.get(node.op, 1.0)

@@ -1,0 +1,86 @@
+"""Our fusion makes the kernels that TVM's FuseOps and FuseTIR make."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import tvm
+from kernel_checks import TARGET, graph
+from tvm import relax, tirx
+
+from rlflow_tvm.kernels.fuse import FusedCall, Fuser, kernel_key
+from rlflow_tvm.kernels.legalize import Legalizer
+from rlflow_tvm.kernels.partition import BROADCAST, ELEMENTWISE, INJECTIVE, OPAQUE, OUT_FUSIBLE, Node, partition
+
+op = relax.op
+
+
+def chain(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+    return op.nn.relu(op.add(op.matmul(x, w), b))
+
+
+def diamond(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+    product = op.add(op.matmul(x, w), b)
+    return op.multiply(product, op.sigmoid(product))
+
+
+def residual(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+    first = op.nn.relu(op.add(op.matmul(x, w), b))
+    return op.add(op.add(op.matmul(first, w), b), op.nn.softmax(x))
+
+
+def two_products_into_one_sum(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+    return op.tanh(op.add(op.matmul(x, w), op.add(op.matmul(op.exp(x), w), b)))
+
+
+def moved_and_joined(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+    turned = op.permute_dims(op.exp(x))
+    return op.add(op.concat([op.permute_dims(turned), op.exp(w)], axis=0), b)
+
+
+def reduced(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+    centred = op.subtract(x, op.mean(x, axis=[-1], keepdims=True))
+    return op.add(op.sum(op.multiply(centred, centred), axis=[-1], keepdims=True), b)
+
+
+def read_twice(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+    product = op.matmul(x, w)
+    return op.add(op.nn.softmax(product), op.exp(op.add(product, b)))
+
+
+@pytest.mark.parametrize(
+    "build", [chain, diamond, residual, two_products_into_one_sum, moved_and_joined, reduced, read_twice]
+)
+def test_kernels_equal_those_of_tvm(build) -> None:
+    mod = graph(build, [(12, 12), (12, 12), (12,)])
+    legal, prim_funcs = Legalizer(TARGET)(mod["main"])
+    ours = Counter(step.key for step in Fuser()(legal, prim_funcs) if isinstance(step, FusedCall))
+
+    calls = [b.value for b in legal.body.blocks[0].bindings if isinstance(b.value, relax.Call)]
+    callees = {c.args[0]: prim_funcs[c.args[0].name_hint] for c in calls if isinstance(c.args[0], tvm.ir.GlobalVar)}
+    module = tvm.IRModule({tvm.ir.GlobalVar("main"): legal, **callees})
+    fused = relax.transform.FuseTIR()(relax.transform.FuseOps()(module))
+    theirs: Counter[str] = Counter()
+    for binding in fused["main"].body.blocks[0].bindings:
+        if isinstance(binding.value, relax.Call) and isinstance(binding.value.args[0], tvm.ir.GlobalVar):
+            func = fused[binding.value.args[0]]
+            assert isinstance(func, tirx.PrimFunc)
+            theirs[kernel_key(func)] += 1
+    assert ours == theirs
+
+
+def test_no_group_holds_two_products() -> None:
+    nodes = [Node(OUT_FUSIBLE), Node(OUT_FUSIBLE), Node(ELEMENTWISE, escapes=True)]
+    nodes[0].uses = nodes[1].uses = [(2, ELEMENTWISE)]
+    assert partition(nodes) == [[0], [1, 2]] or partition(nodes) == [[1], [0, 2]]
+
+
+def test_what_is_read_outside_stays_apart() -> None:
+    nodes = [Node(ELEMENTWISE, [(1, BROADCAST)], escapes=True), Node(BROADCAST, escapes=True)]
+    assert partition(nodes) == [[0], [1]]
+
+
+def test_opaque_operators_stay_apart() -> None:
+    nodes = [Node(INJECTIVE, [(1, OPAQUE)]), Node(OPAQUE, [(2, ELEMENTWISE)]), Node(ELEMENTWISE, escapes=True)]
+    assert partition(nodes) == [[0], [1], [2]]

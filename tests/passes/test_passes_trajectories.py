@@ -1,0 +1,64 @@
+"""Random rewrites in a row, run: the outputs stay what they were, up to rounding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from small_models import LANES, MODELS, TARGET
+
+from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.passes import GraphState, Instance, RewriteRule, RuleSet, default_rules
+from rlflow_tvm.search import random_action
+from rlflow_tvm.verify import TOLERANCE, Comparison
+
+SEEDS = range(5)
+STEPS = 15
+
+
+@pytest.fixture(scope="module")
+def comparisons() -> dict[str, tuple[GraphState, Comparison]]:
+    starts = {name: GraphState.from_module(build(), default_rules(LANES)) for name, build in MODELS.items()}
+    return {name: (start, Comparison(start, TARGET, seed=1)) for name, start in starts.items()}
+
+
+def walked(start: GraphState, rng: np.random.Generator, steps: int = STEPS) -> GraphState:
+    """The state after up to `steps` random moves; moves that the rewriter refuses are passed over."""
+    state = start
+    for _ in range(steps):
+        action = random_action(state, rng)
+        if action is None:
+            continue
+        try:
+            state = state.apply(action)
+        except RewriteError:
+            continue
+    return state
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_random_trajectory_keeps_the_outputs(name, seed, comparisons):
+    start, comparison = comparisons[name]
+    state = walked(start, np.random.default_rng(seed))
+    assert len(state.actions) >= 3
+    assert comparison.check(state) <= TOLERANCE
+
+
+def test_wrong_rule_is_found_and_named(comparisons):
+    start, comparison = comparisons["algebra"]
+    wrong = RewriteRule("wrong", "none", "matmul(matmul(x, a), b) => matmul(matmul(x, b), a)", instances=(Instance({}),))
+    state = GraphState.from_module(start.mod, RuleSet((*start.ruleset.rules, wrong), LANES))
+    state = walked(state, np.random.default_rng(3), steps=2)
+    before = len(state.actions)
+    (match,) = (action for action in actions_of(state, "wrong"))
+    state = walked(state.apply(match), np.random.default_rng(4), steps=3)
+    fresh = Comparison(GraphState.from_module(start.mod, state.ruleset), TARGET, seed=1)
+    with pytest.raises(RewriteError, match=rf"first after wrong@.*\(action {before + 1}\)"):
+        fresh.check(state)
+    assert comparison.error(state) > TOLERANCE
+
+
+def actions_of(state: GraphState, rule: str):
+    from rlflow_tvm.passes import RewriteAction
+
+    return [RewriteAction(rule, site) for site in state.sites[rule]]
