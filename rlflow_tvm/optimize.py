@@ -13,7 +13,7 @@ from rlflow_tvm import cli
 @cli.reports_errors
 def main(
     model: Annotated[str, typer.Argument(help="An ONNX file, or zoo:NAME for an evaluation model.")],
-    search: Annotated[str, typer.Option(help="greedy or random.")] = "greedy",
+    search: Annotated[str, typer.Option(help="greedy, family or random.")] = "greedy",
     agent: Annotated[Path | None, typer.Option(help="A trained agent's checkpoint, used in place of --search.")] = None,
     plan: Annotated[Path | None, typer.Option(help="Write the plan to this JSON file.")] = None,
     target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",

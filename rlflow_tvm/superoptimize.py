@@ -9,6 +9,8 @@ import tvm
 
 from rlflow_tvm.cost import CostModel, KernelDatabase, default_path
 from rlflow_tvm.envs import RewriteProblem
+from rlflow_tvm.envs.observation import observation_space
+from rlflow_tvm.errors import AgentError
 from rlflow_tvm.kernels import as_target, pipeline
 from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RuleSet
 from rlflow_tvm.search import Progress, Search, SearchResult, make_search
@@ -35,10 +37,17 @@ def optimize(
 
 def agent_search(path: str | Path, seed: int = 0) -> Search:
     """The search that a trained agent's checkpoint makes; AgentError if the file is unusable. Needs `[agents]`."""
-    from rlflow_tvm.agents import Agent
+    import torch
+
+    from rlflow_tvm.agents import load_agent
     from rlflow_tvm.search.agent_search import AgentSearch
 
-    return AgentSearch(Agent.load(path), seed)
+    names = [rule.name for rule in CATALOGUE]
+    agent = load_agent(path, observation_space(len(names)))
+    if agent.metadata.get("rules") != names:
+        raise AgentError(f"{path}: the agent was trained with other rules than this version has: train it again")
+    torch.set_num_threads(1)  # the graphs are small, and spinning threads would disturb the kernels being timed
+    return AgentSearch(agent, seed, horizon=int(agent.metadata["horizon"]))
 
 
 @tvm.transform.module_pass(opt_level=0, name="rlflow_tvm.Superoptimize")

@@ -16,6 +16,9 @@ from rlflow_tvm.errors import UsageError
 from rlflow_tvm.frontend import from_onnx
 from rlflow_tvm.passes import Plan
 
+REWARD = "improvement"
+"""Agents are trained to find cheap graphs, wherever on the way these are; see `envs.rewards`."""
+
 
 @dataclass(frozen=True)
 class ModelOutcome:
@@ -137,7 +140,9 @@ def train_on_models(
     modules = {name: from_onnx(path, dict(shapes or {})) for name, path in models.items()}
     with KernelDatabase(default_path()) as database, CostModel(target, database) as cost_model:
         problems = {name: RewriteProblem(mod, cost_model) for name, mod in modules.items()}
-        envs = {name: GraphRewriteEnv(problem=problem, horizon=horizon) for name, problem in problems.items()}
+        envs = {
+            name: GraphRewriteEnv(problem=problem, horizon=horizon, reward=REWARD) for name, problem in problems.items()
+        }
         env = ManyModelsEnv(envs)
         plans = BestPlans(out, problems) if resume else None
 
@@ -157,7 +162,12 @@ def train_on_models(
             out,
             resume=resume,
             on_step=on_step,
-            metadata={"models": list(models), "rules": list(env.current.rule_names), "horizon": horizon},
+            metadata={
+                "models": list(models),
+                "rules": list(env.current.rule_names),
+                "horizon": horizon,
+                "reward": REWARD,
+            },
         )
         plans = plans or BestPlans(out, problems)
         plans.finish()

@@ -26,9 +26,10 @@ BLOCKED_CONV = 60.0
 
 
 class FakeCostModel:
-    """What `RewriteProblem` needs of a cost model. A graph that runs an operator for which `fails` holds costs infinity.
+    """What `RewriteProblem` needs of a cost model.
 
-    The cost does not depend on shapes, so that what a rewrite gains can be worked out by hand.
+    A graph that runs an operator for which `fails` holds costs infinity. The cost does not depend on shapes, so that
+    what a rewrite gains can be worked out by hand.
     """
 
     def __init__(

@@ -8,9 +8,12 @@ from rlflow_tvm.cost import GraphCost
 
 
 class Reward(Protocol):
-    """The reward of a step that took a graph of cost `before` to one of cost `after`; `start` is the first graph's."""
+    """The reward of a step from a graph of cost `before` to one of cost `after`.
 
-    def __call__(self, before: GraphCost, after: GraphCost, start: GraphCost) -> float: ...
+    `start` is the first graph's cost, `best` the lowest of the episode before this step.
+    """
+
+    def __call__(self, before: GraphCost, after: GraphCost, start: GraphCost, best: GraphCost) -> float: ...
 
 
 class RuntimeReward:
@@ -19,11 +22,22 @@ class RuntimeReward:
     The division only sets the unit, so that one learning rate serves fast and slow models alike.
     """
 
-    def __call__(self, before: GraphCost, after: GraphCost, start: GraphCost) -> float:
+    def __call__(self, before: GraphCost, after: GraphCost, start: GraphCost, best: GraphCost) -> float:
         return 100.0 * (before.run_secs - after.run_secs) / start.run_secs
 
 
-REWARDS: dict[str, type[Reward]] = {"runtime": RuntimeReward}
+class ImprovementReward:
+    """By how much the step beats the cheapest graph of the episode so far, in percent of the first graph's run time.
+
+    What counts in a search is the best graph on the way. Under `RuntimeReward` a policy that is still random loses on
+    average, so that stopping at once looks best and is learned first; here nothing is lost by going on.
+    """
+
+    def __call__(self, before: GraphCost, after: GraphCost, start: GraphCost, best: GraphCost) -> float:
+        return 100.0 * max(0.0, best.run_secs - after.run_secs) / start.run_secs
+
+
+REWARDS: dict[str, type[Reward]] = {"runtime": RuntimeReward, "improvement": ImprovementReward}
 
 INVALID_ACTION_REWARD = -100.0
 """RLFlow's reward for an action outside the masks."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 import tvm
 
-from rlflow_tvm.cost import CostModel, GraphCost, KernelDatabase, default_path
+from rlflow_tvm.cost import CostModel, KernelDatabase, default_path
 from rlflow_tvm.envs.observation import LOCATIONS, observation_space, observe
 from rlflow_tvm.envs.problem import RewriteProblem
 from rlflow_tvm.envs.rewards import INVALID_ACTION_REWARD, REWARDS, Reward
@@ -21,8 +22,10 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
 
     Action `(rule, location)`: the rule's number, and which of its first 200 sites; rule R (one past the last) stops.
     Observation: see `observation.observe`. Reward: see `rewards`; -100 for an action outside the masks, which leaves
-    the graph as it is. An episode is `terminated` by stop, or when no rule applies any more; it is `truncated` after
-    `horizon` steps. The state is the start module and the actions since: `replay` and `fork` build on that.
+    the graph as it is. An episode is `terminated` by stop, when no rule applies any more, or when the graph costs more
+    than `limit` times the first one (TASO's search gives such graphs up too); the cost then counts as just that. It is
+    `truncated` after `horizon` steps. The state is the start module and the actions since: `replay` and `fork` build
+    on that.
 
     `target` may be given as a `CostModel`, to share its measurements between environments; `problem`, in place of
     module, target and rules, shares the start state too.
@@ -37,10 +40,13 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         rules: RuleSet | None = None,
         horizon: int = 200,
         reward: str = "runtime",
+        limit: float = 1.3,
         problem: RewriteProblem | None = None,
     ) -> None:
         if horizon < 1:
             raise EnvError(f"horizon {horizon}: an episode needs at least one step")
+        if limit <= 1.0:
+            raise EnvError(f"limit {limit}: it must lie above 1, the cost of the first graph")
         if reward not in REWARDS:
             raise EnvError(f"no reward is called {reward!r}: there are {', '.join(REWARDS)}")
         self._owns_cost_model = problem is None and not isinstance(target, CostModel)
@@ -50,7 +56,7 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
             cost_model = target if isinstance(target, CostModel) else CostModel(target, KernelDatabase(default_path()))
             problem = RewriteProblem(mod, cost_model, rules)
         self.problem = problem
-        self.horizon = horizon
+        self.horizon, self.limit = horizon, limit
         self._reward: Reward = REWARDS[reward]()
         self.rule_names = tuple(rule.name for rule in self.problem.ruleset.rules)
         self.observation_space = observation_space(len(self.rule_names))
@@ -62,7 +68,7 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
 
     def _begin(self) -> None:
         self.state: GraphState = self.problem.start
-        self.cost: GraphCost = self._start_cost
+        self.cost = self.best_cost = self._start_cost
         self._steps = 0
         self._over = False
         self._refused: set[RewriteAction] = set()
@@ -109,16 +115,20 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
             self._over = truncated
             info = self._info(name) | {"invalid": True}
             return observe(self.state, self._refused), INVALID_ACTION_REWARD, False, truncated, info
-        reward = 0.0
+        reward, lost = 0.0, False
         following = self.problem.successor(self.state, move)
         if following is None:
             self._refused.add(move)
         else:
             state, cost = following
-            reward = self._reward(self.cost, cost, self._start_cost)
+            most = self.limit * self._start_cost.run_secs
+            lost = cost.run_secs > most
+            counted = replace(cost, run_secs=most) if lost else cost
+            reward = self._reward(self.cost, counted, self._start_cost, self.best_cost)
             self.state, self.cost, self._refused = state, cost, set()
+            self.best_cost = min(self.best_cost, cost, key=lambda c: c.run_secs)
         observation = observe(self.state, self._refused)
-        terminated = not observation["rule_mask"][: self.stop].any()
+        terminated = lost or not observation["rule_mask"][: self.stop].any()
         self._over = terminated or truncated
         info = self._info(name)
         if following is None:
@@ -148,6 +158,7 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         self._begin()
         self.state = self.problem.start.replay(plan)
         self.cost = self.problem.cost(self.state)
+        self.best_cost = min(self._start_cost, self.cost, key=lambda c: c.run_secs)  # of those that were priced
         self._steps = len(plan)
 
     def close(self) -> None:

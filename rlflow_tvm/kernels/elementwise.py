@@ -26,7 +26,7 @@ class Elementwise(CPUScheduleRule):
         """The scheduled function, or None where a block reduces or is not written out of loops and one store."""
         sch = s_tir.Schedule(func)
         blocks = leaf_blocks(sch)
-        if blocks is None or any(set(block_kinds(sch, block)) - {"S"} for block in blocks):
+        if not blocks or any(set(block_kinds(sch, block)) - {"S"} for block in blocks):
             return None
         for block in inline_producers(sch, blocks):
             schedule_map(sch, block, target)
@@ -39,7 +39,7 @@ class Fallback(CPUScheduleRule):
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """The scheduled function (unchanged where it is not made of blocks)."""
         sch = s_tir.Schedule(func)
-        for i in range(len(leaf_blocks(sch) or ())):
+        for i in range(len(leaf_blocks(sch))):
             attempt = sch.copy()
             try:
                 schedule_any(attempt, leaf_blocks(attempt)[i], target)
@@ -57,7 +57,7 @@ def schedule_any(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> None:
         schedule_map(sch, block, target)
         return
     outer = loops[: len(kinds) - len(kinds.lstrip("S"))]
-    if outer and math.prod(extent(sch, loop) for loop in loops) > _SMALL:
+    if outer and num_cores(target) > 1 and math.prod(extent(sch, loop) for loop in loops) > _SMALL:
         sch.parallel(fuse_all(sch, outer))
 
 
@@ -70,6 +70,10 @@ def schedule_map(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> None:
     if not loops:
         return
     lanes = vector_lanes(target)
+    turned = turned_axis(sch, block)
+    if turned is not None:
+        schedule_turned(sch, block, turned, lanes, num_cores(target))
+        return
     flat = flat_axes(sch, block) if len(loops) == len(sch.get(block).iter_vars) else 1
     inner = fuse_all(sch, loops[len(loops) - flat :])
     outer = loops[: len(loops) - flat]
@@ -85,6 +89,44 @@ def schedule_map(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> None:
     vectorise(sch, inner, lanes)
     if outer:
         sch.parallel(fuse_all(sch, outer))
+
+
+def schedule_turned(sch: s_tir.Schedule, block: SBlockRV, turned: int, lanes: int, threads: int) -> None:
+    """Schedule a block that reads along axis `turned` and writes along the last one: square tiles of both.
+
+    Without them each vector gathers from as many cache lines as it has lanes, and the next one from others.
+    """
+    loops = sch.get_loops(block)
+    total = math.prod(extent(sch, loop) for loop in loops)
+    row, inner_row = sch.split(loops[turned], [None, min(lanes, extent(sch, loops[turned]))])
+    column, vector = sch.split(loops[-1], [None, min(lanes, extent(sch, loops[-1]))])
+    outer = [*(loop for i, loop in enumerate(loops[:-1]) if i != turned), row, column]
+    sch.reorder(*outer, inner_row, vector)
+    sch.vectorize(vector)
+    if total > _SMALL and threads > 1:
+        sch.parallel(fuse_all(sch, outer))
+
+
+def turned_axis(sch: s_tir.Schedule, block: SBlockRV) -> int | None:
+    """The axis, not the last, along which the block reads in memory order what it writes along its last axis."""
+    stmt = sch.get(block)
+    axes = list(stmt.iter_vars)
+    if len(axes) != len(sch.get_loops(block)) or int(axes[-1].dom.extent) < 2:
+        return None
+    found: list[int] = []
+
+    def note(load: tvm.ir.TensorLoad) -> None:
+        if not len(load.indices):
+            return
+        last = load.indices[-1]
+        if isinstance(last, tirx.FloorMod) and isinstance(last.b, tirx.IntImm):
+            last = last.a  # the lane of a blocked layout
+        along = [i for i, axis in enumerate(axes[:-1]) if last.same_as(axis.var)]
+        if along and int(axes[along[0]].dom.extent) > 1 and any(_uses(i, axes[-1].var) for i in load.indices):
+            found.append(along[0])
+
+    tvm_ffi.structural_walk(stmt.body, (tvm.ir.TensorLoad, note))
+    return found[0] if found else None
 
 
 def flat_axes(sch: s_tir.Schedule, block: SBlockRV) -> int:

@@ -1,4 +1,4 @@
-"""Fusing the calls of a legalised function: groups of operators become one PrimFunc each, every group fused once only."""
+"""Fusing the calls of a legalised function: groups of operators become one PrimFunc each, each group fused once."""
 
 from __future__ import annotations
 
@@ -86,8 +86,9 @@ class Fuser:
         self, bindings: list[relax.Binding], calls: list[_Call], prim_funcs: dict[str, tirx.PrimFunc]
     ) -> FusedCall:
         """The launch of a group of bindings; the last one's variable is its result."""
+        names = [call.callee for call in calls if call.callee is not None]
         if len(calls) == 1:
-            callee, args = calls[0].callee, calls[0].args
+            callee, args = names[0], calls[0].args
             if (callee,) not in self._fused:
                 self._fused[callee,] = (prim_funcs[callee], kernel_key(prim_funcs[callee]), callee.rstrip(_DIGITS))
             return FusedCall(*self._fused[callee,], args, bindings[-1])
@@ -105,7 +106,7 @@ class Fuser:
         key = tuple(signature)
         if key not in self._fused:
             func = self._make(bindings, list(inputs), prim_funcs)
-            name = "_".join(["fused", *(call.callee.rstrip(_DIGITS) for call in calls)])
+            name = "_".join(["fused", *(name.rstrip(_DIGITS) for name in names)])
             self._fused[key] = (func, kernel_key(func), name[:_LONGEST_NAME])
         return FusedCall(*self._fused[key], tuple(inputs), bindings[-1])
 

@@ -121,9 +121,11 @@ class Legalizer:
             with builder.dataflow():
                 output = builder.emit_output(alone)
             builder.emit_func_output(output)
-        legalize = self._legalize_packed if packed else self._legalize_any
+        module = builder.finalize()
+        if not _is_training(call):
+            module = relax.transform.DecomposeOpsForInference()(module)
         with self._target:
-            module = legalize(builder.finalize())
+            module = (self._legalize_packed if packed else self._legalize_any)(module)
         main = module["main"]
         names: dict[str, tvm.ir.GlobalVar] = {}
         for global_var, prim_func in module.functions_items():
@@ -170,13 +172,17 @@ class Legalizer:
 def _legalize_pass(customize: dict[str, LegalizeFunc]) -> tvm.transform.Pass:
     return tvm.transform.Sequential(
         [
-            relax.transform.DecomposeOpsForInference(),
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
             relax.transform.LegalizeOps(customize),
             relax.transform.AnnotateTIROpPattern(),
         ]
     )
+
+
+def _is_training(call: relax.Call) -> bool:
+    """Whether it is a batch norm over the statistics of its batch, which the form for inference does not compute."""
+    return call.op.name == "relax.nn.batch_norm" and bool(call.attrs.training)
 
 
 def _is_matmul(value: relax.Expr) -> bool:

@@ -10,15 +10,15 @@ _block_realize = tvm_ffi.get_global_func("s_tir.schedule.GetSBlockRealize")
 _KINDS = {tirx.IterVar.DataPar: "S", tirx.IterVar.CommReduce: "R"}
 
 
-def leaf_blocks(sch: s_tir.Schedule) -> list[SBlockRV] | None:
-    """The blocks of a function in order, or None where it is not a root block over leaf blocks in loops."""
+def leaf_blocks(sch: s_tir.Schedule) -> list[SBlockRV]:
+    """The blocks of a function in order; none where it is not a root block over leaf blocks in loops."""
     body = sch.mod["main"].body
     if not isinstance(body, s_tir.SBlockRealize) or body.block.name_hint != "root":
-        return None
+        return []
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     if any(sch.get_child_blocks(block) for block in blocks):
-        return None
-    return blocks or None
+        return []
+    return blocks
 
 
 def block_kinds(sch: s_tir.Schedule, block: SBlockRV) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import tvm
@@ -15,7 +16,9 @@ from .elementwise import schedule_map
 from .loops import block_kinds, extent, leaf_blocks
 from .matmul_legalize import PANEL_ATTR
 from .matmul_tile import choose_tile
-from .target import vector_lanes
+from .target import num_cores, vector_lanes
+
+_PARALLEL_WORK = 65536  # multiply-adds below which starting threads costs more than they save
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,6 @@ class Matmul(CPUScheduleRule):
         """The scheduled function, or None where it is not one product with one reduced axis."""
         sch = s_tir.Schedule(func)
         blocks = leaf_blocks(sch)
-        if blocks is None:
-            return None
         reducing = [block for block in blocks if "R" in block_kinds(sch, block)]
         if len(reducing) != 1:
             return None
@@ -66,8 +67,8 @@ def find_product(sch: s_tir.Schedule, block: SBlockRV) -> Product | None:
     update = stmt.body.value
     if not isinstance(update, tirx.Add) or not isinstance(update.b, tirx.Mul):
         return None
-    factors = [_loaded(update.b.a), _loaded(update.b.b)]
-    if None in factors:
+    factors = [factor for factor in (_loaded(update.b.a), _loaded(update.b.b)) if factor is not None]
+    if len(factors) != 2:
         return None
     axes = [axis.var for axis in stmt.iter_vars]
     output = list(stmt.body.indices)
@@ -109,7 +110,9 @@ def schedule_tile(sch: s_tir.Schedule, block: SBlockRV, out: SBlockRV, product: 
         outer, tile = [*outer, row], [inner_row, *tile]
     sch.reorder(*outer, *tile)
     task = sch.fuse(*outer)
-    sch.parallel(task)
+    work = math.prod(int(axis.dom.extent) for axis in axes)
+    if work > _PARALLEL_WORK and num_cores(target) > 1:
+        sch.parallel(task)
     for loop in tile[:-1]:
         sch.unroll(loop)
     sch.vectorize(tile[-1])

@@ -8,6 +8,7 @@ address buffers.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import tvm
 from tvm import relax, te, tirx
@@ -23,9 +24,9 @@ def is_packable(call: relax.Call) -> bool:
     """Whether the product's right side is one float32 matrix of static shape (it must be a weight besides)."""
     if call.op.name != _MATMUL:
         return False
-    left, right = (_static(arg) for arg in call.args)
+    left, right = (_shape(arg) for arg in call.args)
     dtypes = {str(arg.ty.dtype) for arg in call.args} | {str(call.ty.dtype)}
-    return left is not None and right is not None and len(right) == 2 and len(left) >= 2 and dtypes == {"float32"}
+    return len(right) == 2 and len(left) >= 2 and dtypes == {"float32"}
 
 
 def panel_width(left: tuple[int, ...], columns: int, lanes: int) -> int:
@@ -34,14 +35,14 @@ def panel_width(left: tuple[int, ...], columns: int, lanes: int) -> int:
     return vectors * lanes
 
 
-def make_packed_matmul(lanes: int):
+def make_packed_matmul(lanes: int) -> Callable[[relax.BlockBuilder, relax.Call], relax.Expr]:
     """The legalisation of a packable `relax.matmul` for vectors of `lanes` floats."""
 
     def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         left, right = call.args
-        width = panel_width(_static(left), _static(right)[1], lanes)
+        columns = _shape(right)[1]
+        width = panel_width(_shape(left), columns, lanes)
         packed = bb.emit(bb.call_te(_pack, right, width, primfunc_name_hint="pack_matrix"))
-        columns = _static(right)[1]
         attrs = {"op_pattern": _OUT_ELEMENTWISE_FUSIBLE}
         return bb.call_te(_product, left, packed, columns, primfunc_name_hint="matmul", primfunc_attrs=attrs)
 
@@ -80,8 +81,9 @@ def _product(left: te.Tensor, packed: te.Tensor, columns: int) -> te.Tensor:
     return te.compute((*rows, columns), element, name="unpack")
 
 
-def _static(expr: relax.Expr) -> tuple[int, ...] | None:
+def _shape(expr: relax.Expr) -> tuple[int, ...]:
+    """The extents of a tensor of static shape, none for another."""
     shape = expr.ty.shape
     if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(extent, tirx.IntImm) for extent in shape):
-        return None
+        return ()
     return tuple(int(extent) for extent in shape)

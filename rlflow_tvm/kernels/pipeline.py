@@ -6,7 +6,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.target import Target
 
-from rlflow_tvm.errors import KernelError
+from rlflow_tvm.ir import num_inputs
 
 from .extract import Lowered, Lowering
 from .schedule import schedule_kernel
@@ -29,9 +29,19 @@ def pipeline(target: Target | str | dict | None = None) -> tvm.transform.Pass:
         chosen = fixed or Target.current(allow_none=True)
         chosen = default_target() if chosen is None else as_target(chosen)
         with chosen:
-            return finalize(bind_weights(Lowering(chosen).lower(mod)), chosen)
+            return finalize(bind_weights(Lowering(chosen).lower(_all_inputs(mod))), chosen)
 
     return run
+
+
+def _all_inputs(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with every parameter of `main` an input: what has no value now cannot be worked on now."""
+    main = mod["main"]
+    if num_inputs(main) == len(main.params):
+        return mod
+    out = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
+    out["main"] = main.with_attr("num_input", len(main.params))
+    return out
 
 
 def bind_weights(lowered: Lowered) -> tvm.IRModule:
@@ -41,12 +51,6 @@ def bind_weights(lowered: Lowered) -> tvm.IRModule:
     derived: dict[relax.Var, tvm.runtime.Tensor] = {}
     if lowered.weight_only is not None:
         params = lowered.weight_only["main"].params
-        missing = [param.name for param in params if param.name not in values]
-        if missing:
-            raise KernelError(
-                f"the weights {', '.join(missing[:3])} have no values: bind them as constants before building "
-                "(rlflow_tvm.ir.Detached.bind)"
-            )
         host = default_target()
         with host:
             executable = tvm.compile(finalize(lowered.weight_only, host), host, relax_pipeline=None)

@@ -37,6 +37,8 @@ class Reduction(CPUScheduleRule):
         inline_single_maps(sch, blocks)
         blocks = leaf_blocks(sch)
         rows = min(shared_rows(sch, blocks), len(sch.get_loops(blocks[-1])))
+        column = summed_column(sch, blocks)
+        rows = rows if column is None else min(rows, column)
         work = sum(_volume(sch, block) for block in blocks)
         lanes = vector_lanes(target)
         for block in blocks:
@@ -45,12 +47,17 @@ class Reduction(CPUScheduleRule):
         blocks = leaf_blocks(sch)
         *others, last = blocks
         threads = num_cores(target) if work > _PARALLEL_WORK else 1
-        if rows == 0:
+        loops = sch.get_loops(last)
+        if column is not None and rows == column == len(loops) - 1:
+            # sums over another axis than the contiguous one: a task is a few vectors of neighbours
+            columns, _ = sch.split(loops[column], [None, min(_CHAINS * lanes, extent(sch, loops[column]))])
+            row = fuse_all(sch, [*loops[:rows], columns])
+        elif rows == 0:
             for block in blocks:
                 schedule_rest(sch, block, sch.get_loops(block), lanes)
             return sch
-        loops = sch.get_loops(last)
-        row = fuse_all(sch, loops[:rows])
+        else:
+            row = fuse_all(sch, loops[:rows])
         for block in reversed(others):
             sch.compute_at(block, row)
         if threads > 1:
@@ -83,6 +90,21 @@ def shared_rows(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> int:
                 rows = i
                 break
     return rows
+
+
+def summed_column(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> int | None:
+    """The parallel axis along which some sum reads in memory order, None where all sums run along memory."""
+    for block in blocks:
+        stmt = sch.get(block)
+        kinds = block_kinds(sch, block)
+        if "R" not in kinds or _sums_contiguous(sch, block):
+            continue
+        written = {region.source for region in stmt.writes}
+        for region in stmt.reads:
+            for i, axis in enumerate(stmt.iter_vars):
+                if region.source not in written and len(region.region) and region.region[-1].min.same_as(axis.var):
+                    return i
+    return None
 
 
 def split_sum(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> None:

@@ -13,8 +13,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.sym import Analyzer, detect_linear_equation
-
-Stmt = tirx.stmt.Stmt
+from tvm.tirx.stmt import Stmt
 
 
 @dataclass(frozen=True)

@@ -25,18 +25,19 @@ def as_target(target: Target | str | dict | None) -> Target:
     """
     if target is None or target == "llvm":
         return default_target()
-    if not isinstance(target, Target):
+    found = target if isinstance(target, Target) else None
+    if found is None:
         try:
-            target = Target(target)
+            found = Target(target)
         except (ValueError, TypeError, KeyError) as error:
             reason = str(error).splitlines()[0]
             raise UsageError(
                 f"target {target!r} cannot be read ({reason}): "
                 'give "llvm" or a dictionary such as {"kind": "llvm", "mcpu": "znver4", "num-cores": 8}'
             ) from error
-    if target.kind.name != "llvm":
-        raise UsageError(f"target kind {target.kind.name!r} has no schedule rules here: use a target of kind 'llvm'")
-    return target
+    if found.kind.name != "llvm":
+        raise UsageError(f"target kind {found.kind.name!r} has no schedule rules here: use a target of kind 'llvm'")
+    return found
 
 
 def vector_lanes(target: Target) -> int:

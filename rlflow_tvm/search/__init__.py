@@ -7,6 +7,7 @@ from typing import Protocol
 
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import UsageError
+from rlflow_tvm.search.family import FamilySearch
 from rlflow_tvm.search.greedy import Greedy
 from rlflow_tvm.search.random_walk import RandomSearch, random_action
 from rlflow_tvm.search.result import Progress, SearchResult
@@ -20,6 +21,7 @@ class Search(Protocol):
 
 SEARCHES: dict[str, Callable[[int], Search]] = {
     "greedy": lambda _seed: Greedy(),
+    "family": lambda _seed: FamilySearch(),
     "random": lambda seed: RandomSearch(seed=seed),
 }
 
@@ -31,4 +33,14 @@ def make_search(name: str, seed: int = 0) -> Search:
     return SEARCHES[name](seed)
 
 
-__all__ = ["SEARCHES", "Greedy", "Progress", "RandomSearch", "Search", "SearchResult", "make_search", "random_action"]
+__all__ = [
+    "SEARCHES",
+    "FamilySearch",
+    "Greedy",
+    "Progress",
+    "RandomSearch",
+    "Search",
+    "SearchResult",
+    "make_search",
+    "random_action",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlflow_tvm.envs import RewriteProblem
-from rlflow_tvm.passes import RewriteAction
+from rlflow_tvm.passes import GraphState, RewriteAction
 from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
 
 Key = tuple[str, tuple[object, ...], tuple[int, ...]]  # a site that outlives rewrites elsewhere: rule, roots, variant
@@ -26,9 +26,11 @@ class Greedy:
     tolerance: float = 0.01
     budget: int = 20_000
 
-    def run(self, problem: RewriteProblem, progress: Progress | None = None) -> SearchResult:
-        """Search from `problem.start`; deterministic for given costs."""
-        best = Incumbent(problem, self.budget, progress)
+    def run(
+        self, problem: RewriteProblem, progress: Progress | None = None, start: GraphState | None = None
+    ) -> SearchResult:
+        """Search from `start`, by default the problem's; deterministic for given costs."""
+        best = Incumbent(problem, self.budget, progress, start)
         walk = _Walk(problem, best)
         plateau = 0
         while not best.exhausted and plateau <= self.patience:
@@ -48,7 +50,7 @@ class _Walk:
 
     def __init__(self, problem: RewriteProblem, best: Incumbent) -> None:
         self.problem, self._best = problem, best
-        self.state, self.run_secs = problem.start, problem.start_secs
+        self.state, self.run_secs = best.state, best.run_secs
         self._gains: dict[Key, float] = {}  # cost after minus cost before, when last priced; inf if refused
         self._fresh: set[Key] = set()  # priced in the state now
         self._opened: dict[Key, int] = {}  # the step at which the site appeared

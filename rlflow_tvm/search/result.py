@@ -36,9 +36,12 @@ class SearchResult:
 class Incumbent:
     """The best state so far, and what was spent on finding it."""
 
-    def __init__(self, problem: RewriteProblem, budget: int, progress: Progress | None) -> None:
+    def __init__(
+        self, problem: RewriteProblem, budget: int, progress: Progress | None, start: GraphState | None = None
+    ) -> None:
         self.problem, self.budget, self._progress = problem, budget, progress
-        self.state, self.run_secs = problem.start, problem.start_secs
+        self.state = problem.start if start is None else start
+        self.run_secs = problem.cost(self.state).run_secs
         self._moves_before, self._measured_before = problem.moves, problem.cost_model.measured
         self._started = time.monotonic()
         self._curve = [(0, problem.start_secs)]
@@ -64,6 +67,8 @@ class Incumbent:
             self._progress(self.spent, self.budget, self.run_secs)
 
     def result(self) -> SearchResult:
+        """What was found; the last report says so too."""
+        self.report()
         return SearchResult(
             self.state,
             self.problem.start_secs,

@@ -41,16 +41,18 @@ def random_arrays(shapes: Sequence[tuple[int, ...]], seed: int = 0) -> list[np.n
     return [rng.standard_normal(shape).astype("float32") for shape in shapes]
 
 
-def run(mod: tvm.IRModule, arrays: Sequence[np.ndarray], weights: int = 0) -> Outcome:
+def run(
+    mod: tvm.IRModule, arrays: Sequence[np.ndarray], weights: int = 0, target: tvm.target.Target = TARGET
+) -> Outcome:
     """Compile with our pipeline, the last `weights` arrays bound as constants, and run on the others."""
-    scheduled = [schedule_kernel(kernel.func, TARGET) for kernel in extract_kernels(mod, TARGET)]
+    scheduled = [schedule_kernel(kernel.func, target) for kernel in extract_kernels(mod, target)]
     rules = [str(func.attrs["rlflow.schedule_rule"]) for func in scheduled]
     func = mod["main"]
     inputs = len(arrays) - weights
     if weights:
         bound = dict(zip(func.params[inputs:], (tvm.runtime.tensor(a) for a in arrays[inputs:]), strict=True))
         mod = tvm.IRModule({tvm.ir.GlobalVar("main"): func.bind_params(bound)})
-    executable = tvm.compile(mod, TARGET, relax_pipeline=pipeline(TARGET))
+    executable = tvm.compile(mod, target, relax_pipeline=pipeline(target))
     machine = relax.VirtualMachine(executable, tvm.cpu())
     result = machine["main"](*(tvm.runtime.tensor(a) for a in arrays[:inputs]))
     results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from kernel_checks import TARGET, graph
+from kernel_checks import TARGET, graph, random_arrays, run
 from tvm import relax
 
 from rlflow_tvm.errors import UsageError
@@ -89,3 +89,34 @@ def test_scheduled_kernel_is_left_alone() -> None:
     scheduled = schedule_kernel(kernel.func, TARGET)
     assert scheduled.attrs["rlflow.schedule_rule"] == "elementwise"
     assert schedule_kernel(scheduled, TARGET).same_as(scheduled)
+
+
+def attention(x: relax.Expr, query: relax.Expr, key: relax.Expr, value: relax.Expr) -> relax.Expr:
+    """One head over 19 tokens, and a GELU."""
+    scores = op.matmul(op.matmul(x, query), op.permute_dims(op.matmul(x, key)))
+    return op.nn.gelu(op.matmul(op.nn.softmax(scores), op.matmul(x, value)))
+
+
+@pytest.mark.parametrize("mcpu", ["haswell", "x86-64"])
+def test_narrower_vectors_compute_the_same(mcpu: str) -> None:
+    shapes = [(19, 24), (24, 13), (24, 13), (24, 30)]
+    arrays = random_arrays(shapes)
+    target = tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": 2})
+    ours = run(graph(attention, shapes, weights=3), arrays, weights=3, target=target)
+    wide = run(graph(attention, shapes, weights=3), arrays, weights=3)
+    np.testing.assert_allclose(ours.values[0], wide.values[0], rtol=1e-4, atol=1e-4)
+    assert ours.rules == wide.rules
+
+
+def test_one_core_starts_no_threads() -> None:
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64", "num-cores": 1})
+    for kernel in extract_kernels(graph(attention, [(19, 24), (24, 13), (24, 13), (24, 30)], weights=3), target):
+        assert "T.parallel" not in schedule_kernel(kernel.func, target).script()
+
+
+def test_weights_without_values_are_inputs() -> None:
+    mod = graph(op.matmul, [(3, 8), (8, 5)], weights=1)
+    machine = relax.VirtualMachine(tvm.compile(mod, TARGET, relax_pipeline=pipeline(TARGET)), tvm.cpu())
+    left, right = random_arrays([(3, 8), (8, 5)])
+    result = machine["main"](tvm.runtime.tensor(left), tvm.runtime.tensor(right))
+    np.testing.assert_allclose(result.numpy(), left @ right, rtol=1e-4, atol=1e-5)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_checks import check
+from kernel_checks import check, graph, random_arrays, run
 from tvm import relax
 
 op = relax.op
@@ -92,3 +92,26 @@ def test_index_of_the_greatest() -> None:
 
 def test_cumulative_sum() -> None:
     check(lambda x: op.cumsum(x, axis=1), lambda x: x.cumsum(1), [(3, 21)], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_batch_norm(training: bool) -> None:
+    def build(
+        x: relax.Expr, scale: relax.Expr, shift: relax.Expr, mean: relax.Expr, variance: relax.Expr
+    ) -> relax.Expr:
+        normal = relax.op.nn.batch_norm(x, scale, shift, mean, variance, axis=1, training=training)
+        return relax.TupleGetItem(normal, 0)
+
+    def expected(
+        x: np.ndarray, scale: np.ndarray, shift: np.ndarray, mean: np.ndarray, variance: np.ndarray
+    ) -> np.ndarray:
+        if training:
+            mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3))
+        column = (slice(None), None, None)
+        return (x - mean[column]) / np.sqrt(variance[column] + 1e-5) * scale[column] + shift[column]
+
+    shapes = [(2, 6, 5, 7), (6,), (6,), (6,), (6,)]
+    arrays = random_arrays(shapes)
+    arrays[4] = np.abs(arrays[4]) + 0.5
+    outcome = run(graph(build, shapes, weights=4), arrays, weights=4)
+    np.testing.assert_allclose(outcome.values[0], expected(*arrays), rtol=1e-4, atol=1e-4)

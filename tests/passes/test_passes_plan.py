@@ -26,7 +26,8 @@ import tvm
 from rlflow_tvm.passes import Plan
 from rlflow_tvm.superoptimize import replay
 
-mod = tvm.ir.load_json(open(sys.argv[1]).read())
+with open(sys.argv[1]) as file:
+    mod = tvm.ir.load_json(file.read())
 print(replay(mod, Plan.load(sys.argv[2])).structural_hash)
 """
 
@@ -99,7 +100,8 @@ def test_replay_in_another_process_gives_the_same_structure(state, saved, tmp_pa
     module = tmp_path / "module.json"
     module.write_text(tvm.ir.save_json(state.start.mod))
     command = [sys.executable, "-c", REPLAY, str(module), str(saved)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    folder = Path(rlflow_tvm.__file__).parents[1]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == state.structural_hash
 

@@ -119,7 +119,9 @@ def test_rule_keeps_the_value(name, errors):
 
 
 def test_comparison_sees_a_wrong_rule():
-    wrong = RewriteRule("wrong", "none", "subtract(x, y) => subtract(y, x)", instances=(Instance({"x": (3,), "y": (3,)}),))
+    wrong = RewriteRule(
+        "wrong", "none", "subtract(x, y) => subtract(y, x)", instances=(Instance({"x": (3,), "y": (3,)}),)
+    )
     pair = pairs_of(wrong)[0]
     arguments = pair.arguments(np.random.default_rng(0))
     before, after = outputs([pair.before, pair.after], [arguments, arguments])

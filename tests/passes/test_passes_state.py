@@ -85,7 +85,9 @@ def test_action_text_is_what_plan_files_hold():
     assert str(RewriteAction("merge_convs", Site((12, 3), (0, 1)))) == "merge_convs@12,3#0,1"
 
 
-@pytest.mark.parametrize("text", ["", "rule", "rule@", "rule@1", "rule@#1", "rule@1#", "rule@1#0 ", "rule@-1#0", "r@a#0"])
+@pytest.mark.parametrize(
+    "text", ["", "rule", "rule@", "rule@1", "rule@#1", "rule@1#", "rule@1#0 ", "rule@-1#0", "r@a#0"]
+)
 def test_malformed_action_text_is_refused(text):
     with pytest.raises(RewriteError, match="is expected"):
         RewriteAction.parse(text)
@@ -241,7 +243,7 @@ def test_rewrite_that_changes_the_type_is_refused():
 def test_right_side_that_is_ill_typed_is_refused():
     rule = RewriteRule("wrong", "none", "relu(x) => matmul(x, x)")
     state = start(module({"x": (2, 3)}, {}, lambda emit, x: rx.nn.relu(x)), rule)
-    with pytest.raises(RewriteError, match="rule wrong: .* is ill-typed"):
+    with pytest.raises(RewriteError, match=r"rule wrong: .* is ill-typed"):
         first(state, "wrong")
 
 
@@ -259,7 +261,11 @@ def test_output_takes_the_place_of_what_replaces_it():
 def test_two_outputs_replaced_by_one_variable():
     def body(emit, x):
         y = emit(pack(emit(rx.nn.relu(x))))
-        return unpack(y), rx.permute_dims(emit(rx.permute_dims(emit(rx.nn.relu(x)), (0, 2, 3, 1))), (0, 3, 1, 2)), unpack(y)
+        return (
+            unpack(y),
+            rx.permute_dims(emit(rx.permute_dims(emit(rx.nn.relu(x)), (0, 2, 3, 1))), (0, 3, 1, 2)),
+            unpack(y),
+        )
 
     state = start(module({"x": (1, 8, 3, 3)}, {}, body))
     after = state
@@ -281,7 +287,9 @@ def test_output_replaced_by_an_input():
     relax.analysis.well_formed(after.mod)
     assert Comparison(state, TARGET).error(after) == 0.0
 
-    alone = first(start(module({"x": (1, 8, 3, 3)}, {}, lambda emit, x: unpack(emit(pack(x))))), "cancel_unpack_of_pack")
+    alone = first(
+        start(module({"x": (1, 8, 3, 3)}, {}, lambda emit, x: unpack(emit(pack(x))))), "cancel_unpack_of_pack"
+    )
     assert alone.graph.is_empty
     relax.analysis.well_formed(alone.mod)
 
@@ -330,7 +338,9 @@ def test_sites_are_the_same_for_bound_and_detached():
 
 
 def test_sites_are_listed_once_and_in_order():
-    state = start(module({"x": (3,), "y": (3,)}, {}, lambda emit, x, y: rx.add(emit(rx.nn.relu(x)), emit(rx.nn.relu(x)))))
+    state = start(
+        module({"x": (3,), "y": (3,)}, {}, lambda emit, x, y: rx.add(emit(rx.nn.relu(x)), emit(rx.nn.relu(x))))
+    )
     for rule, sites in state.sites.items():
         assert len(set(sites)) == len(sites), rule
         assert list(sites) == sorted(sites), rule

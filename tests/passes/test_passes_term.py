@@ -46,7 +46,9 @@ def test_rule_read_from_json_matches_what_the_rule_matches(name):
 
 
 def test_where_names_a_term_once_and_an_attribute_for_all():
-    equation = parse_equation("relu(x), tanh(x) => s[0], s[1] where s = split(x, at=p, axis=k); p = [dim(x, 0) // 2]; k = 0")
+    equation = parse_equation(
+        "relu(x), tanh(x) => s[0], s[1] where s = split(x, at=p, axis=k); p = [dim(x, 0) // 2]; k = 0"
+    )
     split = Apply("split", (Var("x"),), (("at", Attribute("p")), ("axis", Attribute("k"))))
     assert equation.right == (Item(split, 0), Item(split, 1))
     assert equation.lets == (("p", Attribute("[dim(x, 0) // 2]")), ("k", Attribute("0")))

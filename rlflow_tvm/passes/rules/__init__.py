@@ -13,3 +13,6 @@ CATALOGUE: tuple[RewriteRule, ...] = (
     *concat.RULES,
     *layout.RULES,
 )
+
+# Families whose rules, applied wherever they apply, come to an end; settling rules stand before opening ones.
+TERMINATING_FAMILIES: dict[str, tuple[str, ...]] = {"layout": layout.TERMINATING}

@@ -1,7 +1,7 @@
 """Blocked layouts: a convolution moves into NCHW16c with transforms round it; transforms move, meet and cancel.
 
-`unpack` only moves towards the outputs and `pack` only towards the inputs, so no sequence of these rules runs in
-a circle. Moving a transform often gains nothing by itself; two that meet cancel.
+`unpack` only moves towards the outputs and `pack` only towards the inputs; two that meet cancel, and a convolution can
+read or write either layout itself. Moving a transform often gains nothing, and the first one costs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ _POOL = {
     "ceil_mode": False, "count_include_pad": False,
 }  # fmt: skip
 _POOL_ONE = {**_POOL, "pool_size": (1, 1), "strides": (1, 1), "padding": (0, 0, 0, 0)}
+_GROUPS = {"groups": 1}
 _W = ("w",)
 
 _POOLS = ("max_pool2d", "avg_pool2d")
@@ -130,6 +131,58 @@ RULES = (
         ),
         near_misses=(
             Instance({"x": (1, 8, 6, 6), "w": (8, 4, 3, 3)}, {"g": 2, "k": _SAME}, _W, reason="g == dim(x, 1)"),
+        ),
+    ),
+    RewriteRule(
+        "conv_writes_blocked", "layout",
+        'conv2d(x, w, kernel_layout="OIHW", out_layout="NCHW", **k) => '
+        'unpack(conv2d(x, w, kernel_layout="OIHW", out_layout=nchwc(o), **k), block=o) where o = block(dim(w, 0))',
+        when=("o > 1", 'k["groups"] == 1'),
+        instances=(
+            Instance({"x": (1, 3, 6, 6), "w": (4, 3, 3, 3)}, {"k": {**_SAME, **_GROUPS, "data_layout": "NCHW"}}, _W),
+            Instance({"x": (2, 1, 1, 1), "w": (2, 1, 1, 1)}, {"k": {**_OPEN, **_GROUPS, "data_layout": "NCHW"}}, _W),
+            Instance({"x": (1, 2, 7, 3, 4), "w": (12, 8, 3, 1)},
+                     {"k": {**_STRIDED, **_GROUPS, "data_layout": "NCHW4c"}}, _W),
+        ),
+        near_misses=(
+            Instance({"x": (1, 3, 6, 6), "w": (5, 3, 3, 3)}, {"k": {**_SAME, **_GROUPS, "data_layout": "NCHW"}}, _W,
+                     reason="o > 1"),
+        ),
+    ),
+    RewriteRule(
+        "conv_reads_blocked", "layout",
+        'conv2d(unpack(x, block=b), w, groups=1, kernel_layout="OIHW", data_layout="NCHW", **k) => '
+        'conv2d(x, w, groups=1, kernel_layout="OIHW", data_layout=nchwc(b), **k)',
+        instances=(
+            Instance({"x": (1, 2, 6, 6, 4), "w": (4, 8, 3, 3)}, {"b": 4, "k": {**_SAME, "out_layout": "NCHW"}}, _W),
+            Instance({"x": (2, 1, 1, 1, 2), "w": (1, 2, 1, 1)}, {"b": 2, "k": {**_OPEN, "out_layout": "NCHW"}}, _W),
+            Instance({"x": (1, 2, 7, 3, 4), "w": (12, 8, 3, 1)},
+                     {"b": 4, "k": {**_STRIDED, "out_layout": "NCHW4c"}}, _W),
+        ),
+        near_misses=(
+            Instance({"x": (1, 8, 6, 6), "w": (4, 8, 3, 3)}, {"k": {**_SAME, "out_layout": "NCHW"}}, _W,
+                     left='conv2d(relu(x), w, groups=1, kernel_layout="OIHW", data_layout="NCHW", **k)',
+                     reason="unpack is needed, not nn.relu"),
+        ),
+    ),
+    RewriteRule(
+        "conv_writes_plain", "layout",
+        'unpack(conv2d(x, w, kernel_layout="OIHW", out_layout=l, **k), block=b) => '
+        'conv2d(x, w, kernel_layout="OIHW", out_layout="NCHW", **k)',
+        when=("l == nchwc(b)",),
+        instances=(
+            Instance({"x": (1, 3, 6, 6), "w": (4, 3, 3, 3)},
+                     {"b": 4, "l": "NCHW4c", "k": {**_SAME, **_GROUPS, "data_layout": "NCHW"}}, _W),
+            Instance({"x": (2, 1, 1, 1), "w": (2, 1, 1, 1)},
+                     {"b": 2, "l": "NCHW2c", "k": {**_OPEN, **_GROUPS, "data_layout": "NCHW"}}, _W),
+            Instance({"x": (1, 2, 7, 3, 4), "w": (12, 8, 3, 1)},
+                     {"b": 4, "l": "NCHW4c", "k": {**_STRIDED, **_GROUPS, "data_layout": "NCHW4c"}}, _W),
+        ),
+        near_misses=(
+            Instance({"x": (1, 3, 6, 6), "w": (4, 3, 3, 3)},
+                     {"b": 4, "l": "NCHW4c", "k": {**_SAME, **_GROUPS, "data_layout": "NCHW"}}, _W,
+                     left='unpack(relu(conv2d(x, w, kernel_layout="OIHW", out_layout=l, **k)), block=b)',
+                     reason="conv2d is needed, not nn.relu"),
         ),
     ),
     RewriteRule(
@@ -251,3 +304,9 @@ RULES = (
     *(_concat_rule(count) for count in (2, 3, 4)),
     *(_split_rule(item) for item in (0, 1)),
 )  # fmt: skip
+
+# `unpack` only sinks and meets its inverse, and each convolution is blocked once: no sequence of these goes on forever.
+TERMINATING = (
+    *(rule.name for rule in RULES if rule.name.startswith(("cancel_", "unpack_"))),
+    *(rule.name for rule in RULES if rule.name.startswith("block_")),
+)

@@ -1,0 +1,49 @@
+"""Search by families: settle a whole family of rules first, then descend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rlflow_tvm.envs import RewriteProblem
+from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.passes import GraphState, RewriteAction
+from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
+from rlflow_tvm.search.greedy import Greedy
+from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
+
+
+@dataclass
+class FamilySearch:
+    """Greedy search from the start graph and from each graph in which a terminating family of rules is exhausted.
+
+    A blocked layout pays once most of a network is in it, and costs until then: no descent gets there. Applying all
+    of the family's rules wherever they apply does, without pricing the graphs on the way.
+    """
+
+    descent: Greedy = field(default_factory=Greedy)
+    budget: int = 20_000
+
+    def run(self, problem: RewriteProblem, progress: Progress | None = None) -> SearchResult:
+        """Search from `problem.start`; deterministic for given costs."""
+        best = Incumbent(problem, self.budget, progress)
+        starts = [problem.start, *(exhausted(problem.start, family) for family in TERMINATING_FAMILIES.values())]
+        for start in starts:
+            cost = problem.cost(start).run_secs
+            best.offer(start, cost)
+            found = self.descent.run(problem, progress, start)
+            best.offer(found.state, found.run_secs_after)
+        return best.result()
+
+
+def exhausted(state: GraphState, rules: tuple[str, ...]) -> GraphState:
+    """`state` after applying `rules` until none applies, earlier ones first, each at its first site."""
+    refused: set[tuple[int, RewriteAction]] = set()
+    while True:
+        actions = (RewriteAction(rule, site) for rule in rules for site in state.sites.get(rule, ()))
+        action = next((a for a in actions if (state.structural_hash, a) not in refused), None)
+        if action is None:
+            return state
+        try:
+            state = state.apply(action)
+        except RewriteError:  # a site that cannot be rewritten is passed over, as it is in `RewriteProblem`
+            refused.add((state.structural_hash, action))

@@ -1,0 +1,81 @@
+"""Several models in one training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fake_cost import FakeCostModel
+from small_models import LANES, MODELS
+
+from rlflow_tvm.envs import GraphRewriteEnv, ManyModelsEnv, RewriteProblem
+from rlflow_tvm.errors import EnvError
+from rlflow_tvm.passes import CATALOGUE, RuleSet, default_rules
+
+
+def make_env(name: str, rules: RuleSet | None = None) -> GraphRewriteEnv:
+    problem = RewriteProblem(MODELS[name](), FakeCostModel(), rules or default_rules(LANES))
+    return GraphRewriteEnv(problem=problem, horizon=5)
+
+
+@pytest.fixture
+def env() -> ManyModelsEnv:
+    return ManyModelsEnv({name: make_env(name) for name in MODELS})
+
+
+def test_model_is_chosen_by_the_seed(env):
+    chosen = {}
+    for seed in range(30):
+        env.reset(seed=seed)
+        chosen[seed] = env.model
+    assert set(chosen.values()) == set(MODELS)
+    for seed in (7, 3, 21):
+        env.reset(seed=seed)
+        assert env.model == chosen[seed]
+
+
+def test_models_change_from_episode_to_episode_after_one_seed(env):
+    def episodes() -> list[str]:
+        env.reset(seed=1)
+        names = []
+        for _ in range(12):
+            env.reset()
+            names.append(env.model)
+        return names
+
+    first = episodes()
+    assert len(set(first)) > 1
+    assert episodes() == first
+
+
+def test_steps_go_to_the_current_model(env):
+    observation, _ = env.reset(seed=0)
+    other = {name: len(e.plan) for name, e in env._envs.items() if name != env.model}
+    rule, location = np.argwhere(observation["location_mask"][:-1])[0]
+    observation, *_ = env.step(np.array([rule, location]))
+    assert len(env.current.plan) == 1
+    assert env.observation_space.contains(observation)
+    assert {name: len(e.plan) for name, e in env._envs.items() if name != env.model} == other
+
+
+def test_no_models_are_refused():
+    with pytest.raises(EnvError, match="at least one"):
+        ManyModelsEnv({})
+
+
+def test_models_with_other_rules_are_refused():
+    other = make_env("algebra", RuleSet(CATALOGUE[:3], LANES))
+    with pytest.raises(EnvError, match="one rule set"):
+        ManyModelsEnv({"a": make_env("conv_net"), "b": other})
+
+
+def test_close_closes_all():
+    class Closing(GraphRewriteEnv):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    problem = RewriteProblem(MODELS["algebra"](), FakeCostModel(), default_rules(LANES))
+    envs = {name: Closing(problem=problem) for name in "ab"}
+    ManyModelsEnv(envs).close()
+    assert all(env.closed for env in envs.values())

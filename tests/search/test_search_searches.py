@@ -1,0 +1,270 @@
+"""Searches: never worse than the start, the same twice, within their budget, and across plateaus."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_cost import COSTS, FakeCostModel
+from small_models import LANES, MODELS, conv_chain, conv_net, module
+from tvm.relax import op as rx
+
+from rlflow_tvm.envs import RewriteProblem
+from rlflow_tvm.errors import UsageError
+from rlflow_tvm.passes import CATALOGUE, GraphState, RuleSet, default_rules
+from rlflow_tvm.search import SEARCHES, Excursion, Greedy, RandomSearch, SearchResult, make_search, random_action
+from rlflow_tvm.search.agent_search import AgentSearch
+
+PLATEAU = {**COSTS, "relax.layout_transform": 1.0}
+"""With blocked convolutions at 98.5, blocking one of two costs 0.5 % more: only meeting transforms pay."""
+
+
+LAYOUT = RuleSet(
+    tuple(
+        default_rules(LANES)[name]
+        for name in (
+            "block_conv", "unpack_after_unary", "unpack_after_binary", "pack_before_unary", "pack_before_binary",
+            "cancel_pack_of_unpack", "cancel_unpack_of_pack",
+        )
+    ),
+    LANES,
+)  # fmt: skip
+"""The rules that the figures below are worked out for."""
+
+NAMES = ("greedy", "excursion", "random", "agent")
+
+
+def problem_of(mod, rules: RuleSet | None = None, **cost) -> RewriteProblem:
+    return RewriteProblem(mod, FakeCostModel(**cost), rules or default_rules(LANES))
+
+
+class Scripted:
+    """A policy that plays what it is told, and stops where that is not legal; sampled episodes are random."""
+
+    def __init__(self, rules: tuple[str, ...], names: tuple[str, ...]) -> None:
+        self.rules, self.names = rules, names
+        self.asked: list[bool] = []
+        self._next = 0
+
+    def act(self, observation: dict[str, Any], deterministic: bool, rng: np.random.Generator) -> np.ndarray:
+        self.asked.append(deterministic)
+        mask = observation["location_mask"]
+        if not deterministic:
+            actions = np.argwhere(mask)
+            return actions[int(rng.integers(len(actions)))]
+        rule = self.names.index(self.rules[self._next]) if self._next < len(self.rules) else len(self.names)
+        self._next += 1
+        return np.array([rule, 0])
+
+
+def searches(problem: RewriteProblem) -> dict[str, Any]:
+    names = tuple(rule.name for rule in problem.ruleset.rules)
+    return {
+        "greedy": Greedy(),
+        "excursion": Excursion(depth=6, budget=300),
+        "random": RandomSearch(seed=3, budget=150, horizon=20),
+        "agent": AgentSearch(Scripted(("block_conv", "unpack_after_binary"), names), seed=1, samples=2, horizon=15),
+    }
+
+
+def run(name: str, mod, rules: RuleSet | None = None, **cost) -> SearchResult:
+    problem = problem_of(mod, rules, **cost)
+    return searches(problem)[name].run(problem)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("search", NAMES)
+def test_result_is_never_worse_than_the_start(search, model):
+    problem = problem_of(MODELS[model]())
+    result = searches(problem)[search].run(problem)
+    assert result.run_secs_before == problem.start_secs
+    assert result.run_secs_after <= result.run_secs_before
+    assert result.run_secs_after == problem.cost(result.state).run_secs
+    assert problem.start.replay(result.plan).structural_hash == result.state.structural_hash
+
+
+@pytest.mark.parametrize("search", NAMES)
+def test_result_is_the_same_twice(search):
+    one, two = run(search, conv_net()), run(search, conv_net())
+    assert one.plan == two.plan
+    assert (one.curve, one.env_steps) == (two.curve, two.env_steps)
+
+
+@pytest.mark.parametrize("search", NAMES)
+def test_curve_only_falls(search):
+    result = run(search, conv_net())
+    steps, costs = zip(*result.curve, strict=True)
+    assert (steps[0], costs[0]) == (0, result.run_secs_before)
+    assert list(steps) == sorted(steps)
+    assert all(a > b for a, b in pairwise(costs))
+    assert costs[-1] == result.run_secs_after
+    assert steps[-1] <= result.env_steps
+    assert len(costs) > 1
+
+
+@pytest.mark.parametrize("search", NAMES)
+def test_progress_is_reported(search):
+    calls: list[tuple[int, int, float]] = []
+    problem = problem_of(conv_net())
+    result = searches(problem)[search].run(problem, lambda *call: calls.append(call))
+    assert calls[-1][0] == result.env_steps
+    assert calls[-1][2] == result.run_secs_after
+    assert all(done <= budget for done, budget, _ in calls)
+    assert [best for *_, best in calls] == sorted((best for *_, best in calls), reverse=True)
+
+
+def test_module_without_sites_is_handed_back():
+    mod = module({"x": (3,)}, {}, lambda emit, x: rx.nn.relu(x))
+    for name in NAMES:
+        problem = problem_of(mod)
+        search = searches(problem)[name]
+        if name == "agent":
+            search.policy.rules = ()
+        result = search.run(problem)
+        assert (len(result.plan), result.env_steps) == (0, 0)
+        assert result.run_secs_after == result.run_secs_before
+
+
+def test_greedy_takes_the_best_move_first():
+    result = run("greedy", conv_chain(), LAYOUT)
+    assert result.plan.actions[0].startswith("block_conv@")
+    assert result.run_secs_after == pytest.approx((60 + 60 + 2 + 2 * 3) * 1e-6)  # only the outer transforms are left
+
+
+def test_greedy_crosses_a_plateau():
+    cost = {"costs": PLATEAU, "blocked_conv": 98.5}
+    problem = problem_of(conv_chain(), LAYOUT, **cost)
+    assert Greedy(patience=0).run(problem).run_secs_after == problem.start_secs  # no single move gains anything
+    result = run("greedy", conv_chain(), LAYOUT, **cost)
+    assert result.run_secs_after == pytest.approx((98.5 * 2 + 2 + 2) * 1e-6)
+    rules = [action.split("@")[0] for action in result.plan.actions]
+    assert rules.count("block_conv") == 2
+    assert rules[-1] == "cancel_pack_of_unpack"
+
+
+def test_greedy_does_not_climb_above_its_tolerance():
+    cost = {"costs": {**PLATEAU, "relax.layout_transform": 4.0}, "blocked_conv": 98.5}
+    problem = problem_of(conv_chain(), LAYOUT, **cost)
+    assert Greedy(tolerance=0.01).run(problem).run_secs_after == problem.start_secs  # blocking costs 3.2 % more
+    better = Greedy(tolerance=0.04).run(problem_of(conv_chain(), LAYOUT, **{**cost, "blocked_conv": 90.0}))
+    assert better.run_secs_after < problem.start_secs
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 5, 8, 13, 21, 34, 55, 89])
+def test_greedy_keeps_to_its_budget(budget):
+    """One move more than the budget may be counted: the one that was priced last is then taken."""
+    problem = problem_of(conv_net(), costs=PLATEAU, blocked_conv=98.5)
+    result = Greedy(budget=budget).run(problem)
+    assert result.env_steps <= budget + 1
+    assert result.run_secs_after <= result.run_secs_before
+
+
+def test_excursion_pays_for_the_first_of_two_convolutions():
+    cost = {"costs": {**PLATEAU, "relax.layout_transform": 4.0}, "blocked_conv": 95.0}
+    assert run("greedy", conv_chain(), LAYOUT, **cost).run_secs_after == pytest.approx(202e-6)
+    result = run("excursion", conv_chain(), LAYOUT, **cost)
+    assert result.run_secs_after == pytest.approx((95 * 2 + 2 + 4 * 2) * 1e-6)
+    tight = Excursion(depth=6, rise=0.001).run(problem_of(conv_chain(), LAYOUT, **cost))
+    assert tight.run_secs_after == tight.run_secs_before  # the first move alone costs 1.5 % more
+
+
+@pytest.mark.parametrize("budget", [1, 10, 100])
+def test_excursion_keeps_to_its_budget(budget):
+    result = Excursion(budget=budget).run(problem_of(conv_net(), costs=PLATEAU, blocked_conv=98.5))
+    assert result.env_steps <= budget + 1
+
+
+@pytest.mark.parametrize("budget", [1, 7, 40])
+def test_random_keeps_to_its_budget(budget):
+    problem = problem_of(conv_net())
+    result = RandomSearch(seed=0, budget=budget, horizon=10).run(problem)
+    assert result.env_steps == problem.moves == budget
+
+
+def test_random_is_another_for_another_seed():
+    plans = [RandomSearch(seed=seed, budget=60).run(problem_of(conv_net())).plan for seed in range(4)]
+    assert len(set(plans)) > 1
+
+
+def test_random_walks_are_no_longer_than_the_horizon():
+    lengths: list[int] = []
+
+    class Watched(FakeCostModel):
+        def cost(self, mod):
+            lengths.append(0)
+            return super().cost(mod)
+
+    problem = RewriteProblem(conv_net(), Watched(), default_rules(LANES))
+    seen: list[int] = []
+    apply = problem.successor
+
+    def successor(state: GraphState, action):
+        seen.append(len(state.actions))
+        return apply(state, action)
+
+    problem.successor = successor
+    RandomSearch(seed=0, budget=100, horizon=4).run(problem)
+    assert max(seen) == 3
+
+
+def test_random_action_is_uniform_over_rules_then_sites():
+    state = GraphState.from_module(conv_net(), default_rules(LANES))
+    rng = np.random.default_rng(0)
+    rules = [rule for rule, sites in state.sites.items() if sites]
+    draws = [random_action(state, rng) for _ in range(200 * (len(rules) + 1))]
+    counts = {rule: sum(d is not None and d.rule == rule for d in draws) for rule in rules}
+    assert all(120 < count < 280 for count in (*counts.values(), draws.count(None)))
+    big = max(rules, key=lambda rule: len(state.sites[rule]))
+    assert {d.site for d in draws if d is not None and d.rule == big} == set(state.sites[big])
+
+
+def test_refused_moves_do_not_stop_a_search():
+    for name in NAMES:
+        result = run(name, conv_net(), fails=lambda node: node.op == "relax.layout_transform")
+        assert math.isfinite(result.run_secs_after)
+        assert "layout_transform" not in result.state.mod.script()
+
+
+def test_agent_search_follows_the_policy_once_then_samples():
+    problem = problem_of(conv_chain(), LAYOUT)
+    script = ("block_conv", "unpack_after_binary", "unpack_after_unary", "block_conv", "cancel_pack_of_unpack")
+    policy = Scripted(script, tuple(rule.name for rule in problem.ruleset.rules))
+    result = AgentSearch(policy, samples=0).run(problem)
+    assert tuple(action.split("@")[0] for action in result.plan.actions) == script
+    assert policy.asked == [True] * len(script)  # then nothing is left to rewrite
+    sampling = Scripted((), policy.names)
+    AgentSearch(sampling, samples=3, horizon=5).run(problem_of(conv_chain(), LAYOUT))
+    assert sampling.asked[0] is True
+    assert not any(sampling.asked[1:])
+    assert 3 <= len(sampling.asked[1:]) <= 15
+
+
+def test_agent_search_hands_back_the_best_state_not_the_last():
+    problem = problem_of(conv_chain(), LAYOUT)
+    names = tuple(rule.name for rule in problem.ruleset.rules)
+    script = ("block_conv", "unpack_after_binary", "unpack_after_unary", "block_conv", "unpack_after_binary")
+    result = AgentSearch(Scripted(script[:4], names), samples=0).run(problem)
+    assert len(result.plan) == 4
+    costly = problem_of(conv_chain(), LAYOUT, blocked_conv=150.0)
+    assert len(AgentSearch(Scripted(script[:4], names), samples=0).run(costly).plan) == 0
+
+
+def test_measurements_are_counted_from_the_search_on():
+    problem = problem_of(conv_chain())
+    before = problem.cost_model.measured
+    result = Greedy().run(problem)
+    assert result.kernels_measured == problem.cost_model.measured - before > 0
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_searches_are_made_by_name(name):
+    problem = problem_of(conv_chain(), RuleSet(CATALOGUE[:5], LANES))
+    assert make_search(name, seed=4).run(problem).run_secs_after <= problem.start_secs
+
+
+def test_unknown_search_is_refused():
+    with pytest.raises(UsageError, match="no search is called 'best': there are greedy"):
+        make_search("best")
