@@ -53,12 +53,15 @@ class RewriteProblem:
         try:
             following = state.apply(action)
         except RewriteError as error:
-            return self._refuse(key, str(error))
+            self._refuse(key, str(error))
+            return None
         if following.graph.is_empty:
-            return self._refuse(key, "nothing would be left to compute, and so to build and to price")
+            self._refuse(key, "nothing would be left to compute, and so to build and to price")
+            return None
         cost = self.cost(following)
         if not math.isfinite(cost.run_secs):
-            return self._refuse(key, f"kernel {cost.failed[0]}")
+            self._refuse(key, f"kernel {cost.failed[0]}")
+            return None
         return following, cost
 
     def _refuse(self, key: tuple[int, str], reason: str) -> None:

@@ -77,7 +77,8 @@ class Legalizer:
         constant = set(func.params[num_inputs(func) :])
         for binding in all_bindings(func):
             call = binding.value
-            packed = _is_matmul(call) and call.args[1] in constant and is_packable(call)
+            packed = _is_matmul(call) and call.args[1] in constant
+            packed = packed and ((binding, True) in self._bindings or is_packable(call))
             known = self._bindings.get((binding, packed))
             if known is None:
                 known = self._bindings[binding, packed] = self._legalize(binding, packed)
@@ -263,6 +264,10 @@ def check_lowered(func: relax.Function) -> None:
     left = set()
     for binding in all_bindings(func):
         value = binding.value
+        if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
+            raise KernelError(
+                f"main calls the function {value.op.name_hint}: inline it with relax.transform.InlinePrivateFunctions"
+            )
         if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op):
             name = value.op.name
             known = name in _RUN_BY_THE_MACHINE or name.startswith("relax.call_")

@@ -98,8 +98,8 @@ class Matches:
             ordered = [m for var in sorted(candidates, key=position.__getitem__) for m in candidates[var]]
             shared = _shared_tensors(rule, number)
             by_key: dict[tuple[object, ...], list[Match]] = {}
-            for match in ordered:
-                by_key.setdefault(_key(match, shared), []).append(match)
+            for one in ordered:
+                by_key.setdefault(_key(one, shared), []).append(one)
             partial = [
                 joined
                 for first in partial

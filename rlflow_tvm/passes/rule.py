@@ -75,7 +75,8 @@ class RewriteRule:
         for apply in (*left, *right):
             for _, attribute in apply.attributes:
                 attribute.check(bound)
-            if unbound := {apply.rest, apply.member} - {None} - bound:
+            unbound = {name for name in (apply.rest, apply.member) if name is not None} - bound
+            if unbound:
                 raise RewriteError(f"rule {self.name}: {', '.join(unbound)} stands on the right side only")
         for condition in self.conditions:
             condition.check(bound)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import logging
+import math
+from dataclasses import dataclass, field, replace
 
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import RewriteError
@@ -10,6 +12,8 @@ from rlflow_tvm.passes import GraphState, RewriteAction
 from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
 from rlflow_tvm.search.greedy import Greedy
 from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
+
+log = logging.getLogger("rlflow_tvm")
 
 
 @dataclass
@@ -27,10 +31,21 @@ class FamilySearch:
         """Search from `problem.start`; deterministic for given costs."""
         best = Incumbent(problem, self.budget, progress)
         starts = [problem.start, *(exhausted(problem.start, family) for family in TERMINATING_FAMILIES.values())]
+
+        def shown(_done: int, _budget: int, run_secs: float) -> None:
+            if progress is not None:  # of the whole search, not of this descent
+                progress(best.spent, best.budget, min(run_secs, best.run_secs))
+
         for start in starts:
-            cost = problem.cost(start).run_secs
-            best.offer(start, cost)
-            found = self.descent.run(problem, progress, start)
+            if best.exhausted or start.graph.is_empty:
+                continue
+            run_secs = problem.cost(start).run_secs
+            if not math.isfinite(run_secs):
+                log.warning("a family's graph is passed over: %s fails", ", ".join(problem.cost(start).failed))
+                continue
+            best.offer(start, run_secs)
+            descent = replace(self.descent, budget=min(self.descent.budget, best.budget - best.spent))
+            found = descent.run(problem, shown, start)
             best.offer(found.state, found.run_secs_after)
         return best.result()
 

@@ -80,9 +80,9 @@ class _Walk:
 
     def best_move(self, limit: float) -> Key | None:
         """The site that changes the cost most, if by less than `limit`."""
-        for key in self._sites:
-            if key not in self._gains and not self._best.exhausted:
-                self._price(key)
+        for site in self._sites:
+            if site not in self._gains and not self._best.exhausted:
+                self._price(site)
         while not self._best.exhausted:
             key = min(self._sites, key=lambda k: self._gains.get(k, float("inf")), default=None)
             if key is None:

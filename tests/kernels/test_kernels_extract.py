@@ -137,3 +137,20 @@ def test_operator_without_kernel_is_named() -> None:
 
     with pytest.raises(KernelError, match=r"relax\.ewise_fma"):
         extract_kernels(graph(build, [(2, 3)]), TARGET)
+
+
+def test_call_of_another_function_is_refused() -> None:
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    y = relax.Var("y", relax.TensorType((2, 3), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("helper", [y], private=True):
+        with builder.dataflow():
+            inner = builder.emit_output(op.exp(y))
+        builder.emit_func_output(inner)
+    helper = builder.get().get_global_var("helper")
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            output = builder.emit_output(relax.Call(helper, [x]))
+        builder.emit_func_output(output)
+    with pytest.raises(KernelError, match="helper"):
+        extract_kernels(builder.finalize(), TARGET)

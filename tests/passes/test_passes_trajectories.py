@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from small_models import LANES, MODELS, TARGET
+from small_models import LANES, MODELS, TARGET, module
+from tvm.relax import op as rx
 
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes import CATALOGUE, GraphState, RewriteAction, RewriteRule, RuleSet, default_rules
+from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
 from rlflow_tvm.search import random_action
+from rlflow_tvm.search.family import exhausted
 from rlflow_tvm.verify import TOLERANCE, Comparison
 
 SEEDS = range(5)
@@ -44,6 +47,14 @@ def test_random_trajectory_keeps_the_outputs(name, seed, comparisons):
     assert comparison.check(state) <= TOLERANCE
 
 
+@pytest.mark.parametrize("family", TERMINATING_FAMILIES)
+def test_exhausted_family_keeps_the_outputs(family, comparisons):
+    start, comparison = comparisons["conv_net"]
+    state = exhausted(start, TERMINATING_FAMILIES[family])
+    assert len(state.actions) >= 10
+    assert comparison.check(state) <= TOLERANCE
+
+
 def test_wrong_rule_is_found_and_named():
     wrong = RewriteRule("wrong", "none", "matmul(matmul(x, a), b) => matmul(matmul(x, b), a)")
     start = GraphState.from_module(MODELS["algebra"](), RuleSet((*CATALOGUE, wrong), LANES))
@@ -54,3 +65,18 @@ def test_wrong_rule_is_found_and_named():
     assert comparison.error(state) > TOLERANCE
     with pytest.raises(RewriteError, match=r"first after wrong@.* \(action 3\)"):
         comparison.check(state)
+
+
+def test_saturated_output_does_not_hide_a_wrong_rule():
+    """A softmax over activations that double from layer to layer is a one among zeros, whatever comes before it."""
+
+    def body(emit, x, head, **layers):
+        for layer in layers.values():
+            x = emit(rx.add(x, emit(rx.matmul(x, layer))))
+        return rx.nn.softmax(emit(rx.matmul(x, head)))
+
+    weights = {"head": (32, 64), **{f"w{i}": (32, 32) for i in range(14)}}
+    wrong = RewriteRule("wrong", "none", "softmax(x) => softmax(multiply(x, 0.9))")
+    start = GraphState.from_module(module({"x": (1, 32)}, weights, body), RuleSet((wrong,), LANES))
+    state = start.apply(RewriteAction("wrong", start.sites["wrong"][0]))
+    assert Comparison(start, TARGET).error(state) > TOLERANCE

@@ -14,9 +14,13 @@ from tvm.relax import op as rx
 
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import UsageError
+from rlflow_tvm.frontend import from_onnx
+from rlflow_tvm.frontend.zoo_light import light_files
 from rlflow_tvm.passes import CATALOGUE, GraphState, RuleSet, default_rules
-from rlflow_tvm.search import SEARCHES, Excursion, Greedy, RandomSearch, SearchResult, make_search, random_action
+from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
+from rlflow_tvm.search import SEARCHES, FamilySearch, Greedy, RandomSearch, SearchResult, make_search, random_action
 from rlflow_tvm.search.agent_search import AgentSearch
+from rlflow_tvm.search.family import exhausted
 
 PLATEAU = {**COSTS, "relax.layout_transform": 1.0}
 """With blocked convolutions at 98.5, blocking one of two costs 0.5 % more: only meeting transforms pay."""
@@ -34,7 +38,7 @@ LAYOUT = RuleSet(
 )  # fmt: skip
 """The rules that the figures below are worked out for."""
 
-NAMES = ("greedy", "excursion", "random", "agent")
+NAMES = (*SEARCHES, "agent")
 
 
 def problem_of(mod, rules: RuleSet | None = None, **cost) -> RewriteProblem:
@@ -63,8 +67,7 @@ class Scripted:
 def searches(problem: RewriteProblem) -> dict[str, Any]:
     names = tuple(rule.name for rule in problem.ruleset.rules)
     return {
-        "greedy": Greedy(),
-        "excursion": Excursion(depth=6, budget=300),
+        **{name: make_search(name) for name in SEARCHES},
         "random": RandomSearch(seed=3, budget=150, horizon=20),
         "agent": AgentSearch(Scripted(("block_conv", "unpack_after_binary"), names), seed=1, samples=2, horizon=15),
     }
@@ -162,19 +165,37 @@ def test_greedy_keeps_to_its_budget(budget):
     assert result.run_secs_after <= result.run_secs_before
 
 
-def test_excursion_pays_for_the_first_of_two_convolutions():
+def test_family_search_pays_for_the_first_of_two_convolutions():
     cost = {"costs": {**PLATEAU, "relax.layout_transform": 4.0}, "blocked_conv": 95.0}
     assert run("greedy", conv_chain(), LAYOUT, **cost).run_secs_after == pytest.approx(202e-6)
-    result = run("excursion", conv_chain(), LAYOUT, **cost)
-    assert result.run_secs_after == pytest.approx((95 * 2 + 2 + 4 * 2) * 1e-6)
-    tight = Excursion(depth=6, rise=0.001).run(problem_of(conv_chain(), LAYOUT, **cost))
-    assert tight.run_secs_after == tight.run_secs_before  # the first move alone costs 1.5 % more
+    assert run("family", conv_chain(), LAYOUT, **cost).run_secs_after == pytest.approx((95 * 2 + 2 + 4 * 2) * 1e-6)
 
 
 @pytest.mark.parametrize("budget", [1, 10, 100])
-def test_excursion_keeps_to_its_budget(budget):
-    result = Excursion(budget=budget).run(problem_of(conv_net(), costs=PLATEAU, blocked_conv=98.5))
+def test_family_search_keeps_to_its_budget(budget):
+    result = FamilySearch(budget=budget).run(problem_of(conv_net(), costs=PLATEAU, blocked_conv=98.5))
     assert result.env_steps <= budget + 1
+
+
+@pytest.mark.parametrize("model", ["conv_chain", "conv_net", "light_squeezenet", "light_inception_v2"])
+def test_exhausted_family_has_no_sites_left(model):
+    mod = MODELS[model]() if model in MODELS else from_onnx(light_files()[model])
+    start = GraphState.from_module(mod, default_rules(LANES))
+    for rules in TERMINATING_FAMILIES.values():
+        state = exhausted(start, rules)
+        assert len(state.actions) > 0
+        assert not any(state.sites[rule] for rule in rules)
+        again = exhausted(state, rules)
+        assert again.structural_hash == state.structural_hash
+
+
+def test_family_that_cannot_be_priced_is_passed_over():
+    def blocked(node) -> bool:
+        return node.op == "relax.nn.conv2d" and node.value.attrs.out_layout != "NCHW"
+
+    result = run("family", conv_net(), fails=blocked)
+    assert math.isfinite(result.run_secs_after)
+    assert not any(blocked(node) for node in result.state.graph.nodes)
 
 
 @pytest.mark.parametrize("budget", [1, 7, 40])
@@ -225,7 +246,9 @@ def test_refused_moves_do_not_stop_a_search():
     for name in NAMES:
         result = run(name, conv_net(), fails=lambda node: node.op == "relax.layout_transform")
         assert math.isfinite(result.run_secs_after)
-        assert "layout_transform" not in result.state.mod.script()
+        graph = result.state.graph
+        transforms = [node.var for node in graph.nodes if node.op == "relax.layout_transform"]
+        assert graph.weight_only.issuperset(transforms)
 
 
 def test_agent_search_follows_the_policy_once_then_samples():

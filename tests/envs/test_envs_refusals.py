@@ -1,0 +1,126 @@
+"""Moves and modules that cannot be priced, rewritten or used."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from env_tools import make_env, random_legal, rule_action
+from fake_cost import FakeCostModel
+from small_models import LANES, conv_chain, module
+from tvm.relax import op as rx
+
+from rlflow_tvm.envs import GraphRewriteEnv, RewriteProblem
+from rlflow_tvm.errors import EnvError
+from rlflow_tvm.passes import RewriteRule, RuleSet, default_rules
+from rlflow_tvm.passes.ops import OPERATORS
+
+
+def test_fork_keeps_its_own_refusals():
+    env = make_env(conv_chain(), fails=lambda node: node.op == "relax.layout_transform")
+    env.reset(seed=0)
+    fork = env.fork()
+    fork.step(rule_action(fork, "block_conv"))
+    assert env.action_of(*rule_action(env, "block_conv")) is not None
+    assert fork.action_of(*rule_action(fork, "block_conv")) is None
+
+
+def is_packed_input(node) -> bool:
+    return node.op == "relax.layout_transform" and node.inputs[0].name == "x"
+
+
+def test_refused_move_is_masked_until_the_graph_changes(caplog):
+    env = make_env(conv_chain(), fails=is_packed_input)
+    observation, _ = env.reset(seed=0)
+    action = rule_action(env, "block_conv")
+    assert observation["location_mask"][tuple(action)] == 1
+    state = env.state
+    observation, reward, terminated, truncated, info = env.step(action)
+    assert (reward, terminated, truncated) == (0.0, False, False)
+    assert env.state is state
+    assert info["refused"] == "block_conv@0#0"
+    assert "invalid" not in info
+    assert observation["location_mask"][tuple(action)] == 0
+    assert observation["location_mask"][action[0], 1] == 1  # the second convolution's site keeps its place
+    assert "block_conv@0#0 refused: kernel relax.layout_transform" in caplog.text
+    assert env.step(action)[1] == -100.0
+    observation, *_ = env.step(rule_action(env, "block_conv", 1))
+    assert observation["location_mask"][tuple(action)] == 1
+
+
+def test_refused_move_is_not_priced_again():
+    env = make_env(conv_chain(), fails=is_packed_input)
+    env.reset(seed=0)
+    env.step(rule_action(env, "block_conv"))
+    asked = env.problem.cost_model.asked
+    env.reset(seed=0)
+    env.step(rule_action(env, "block_conv"))
+    assert env.problem.cost_model.asked == asked
+    assert env.problem.moves == 2
+
+
+def test_rewrite_that_is_ill_typed_is_refused():
+    wrong = RewriteRule("wrong", "none", "relu(x) => matmul(x, x)")
+    mod = module({"x": (2, 3)}, {}, lambda emit, x: rx.tanh(emit(rx.nn.relu(x))))
+    env = make_env(mod, rules=RuleSet((wrong,), LANES))
+    env.reset(seed=0)
+    observation, reward, terminated, _, info = env.step(np.array([0, 0]))
+    assert (reward, terminated) == (0.0, True)  # nothing else is left to do
+    assert "refused" in info
+    assert observation["rule_mask"].tolist() == [0, 1]
+
+
+def test_rewrite_that_leaves_nothing_to_compute_is_refused():
+    def body(emit, x):
+        return OPERATORS["unpack"].make([emit(OPERATORS["pack"].make([x], {"block": 4}))], {"block": 4})
+
+    env = make_env(module({"x": (1, 8, 3, 3)}, {}, body))
+    env.reset(seed=0)
+    state = env.state
+    _, reward, *_, info = env.step(rule_action(env, "cancel_unpack_of_pack"))
+    assert reward == 0.0
+    assert "refused" in info
+    assert env.state is state
+
+
+def test_module_that_fails_as_it_is():
+    with pytest.raises(EnvError, match=r"cannot be priced as it is: kernel relax\.nn\.conv2d fails"):
+        make_env(fails=lambda node: node.op == "relax.nn.conv2d")
+
+
+def test_module_that_costs_nothing():
+    with pytest.raises(EnvError, match="costs nothing"):
+        make_env(module({"x": (2, 3)}, {}, lambda emit, x: rx.reshape(x, (6,))))
+
+
+def test_module_that_computes_nothing():
+    with pytest.raises(EnvError, match="computes nothing"):
+        make_env(module({"x": (2,)}, {"w": (2,)}, lambda emit, x, w: rx.nn.relu(w)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"horizon": 0}, "at least one step"),
+        ({"reward": "speed"}, "no reward is called 'speed': there are runtime, improvement"),
+        ({"problem": None}, "needs a module and a target, or a problem"),
+    ],
+)
+def test_unusable_arguments(arguments, message):
+    problem = RewriteProblem(conv_chain(), FakeCostModel(), default_rules(LANES))
+    with pytest.raises(EnvError, match=message):
+        GraphRewriteEnv(**{"problem": problem, **arguments})
+
+
+def test_infinite_costs_never_reach_the_agent():
+    env = make_env(fails=lambda node: node.op == "relax.layout_transform")
+    rng = np.random.default_rng(1)
+    observation, _ = env.reset(seed=0)
+    refused = 0
+    for _ in range(15):
+        observation, reward, *_, info = env.step(random_legal(observation, rng))
+        assert math.isfinite(reward)
+        assert math.isfinite(info["run_secs"])
+        refused += "refused" in info
+    assert refused >= 2
