@@ -22,12 +22,12 @@ import numpy as np
 import tvm
 from tvm import tirx
 
+from rlflow_tvm.cost.caches import evict_before_runs
 from rlflow_tvm.cost.launch import measure_launch
 from rlflow_tvm.cost.metrics import kernel_buffers
 
 _ENTRY = "kernel"
-_FLUSH = "cache_flush_cpu_non_first_arg"
-# Runs are repeated until they have taken this long, flushing included, within these bounds. The median of five cold
+# Runs are repeated until they have taken this long, evicting included, within these bounds. The median of five cold
 # runs of a small kernel varies by a few per cent, that of fifty hardly; slow kernels vary less.
 _BUDGET_SECS = 0.1
 _MIN_REPEATS = 5
@@ -59,6 +59,7 @@ def serve(connection: Connection) -> None:
 class _Worker:
     def __init__(self, target: str, schedule: str) -> None:
         self.target = tvm.ir.load_json(target)
+        self.evict = evict_before_runs(self.target)
         module, _, name = schedule.partition(":")
         self.schedule: Callable[[tirx.PrimFunc, tvm.target.Target], tirx.PrimFunc] = getattr(
             import_module(module), name
@@ -78,7 +79,7 @@ class _Worker:
             scheduled = self.schedule(func, self.target).with_attr("global_symbol", _ENTRY)
             built = tvm.compile(tvm.IRModule({_ENTRY: scheduled}), target=self.target).jit()
             kind = "run"
-            return _summary(_time(built, _arguments(func)))
+            return _summary(_time(built, _arguments(func), self.evict))
         except Exception as error:  # noqa: BLE001  process boundary: whatever a kernel does wrong becomes a value
             return {"error": _one_line(error), "error_kind": kind}
         finally:
@@ -86,15 +87,14 @@ class _Worker:
             gc.collect()  # cycles (tracebacks) may hold the arguments, hundreds of megabytes of them
 
 
-def _time(module: tvm.runtime.Module, arguments: list[tvm.runtime.Tensor]) -> list[float]:
-    """Seconds of each timed run: one call a run, caches flushed before each but for the first argument.
+def _time(module: tvm.runtime.Module, arguments: list[tvm.runtime.Tensor], evict: str) -> list[float]:
+    """Seconds of each timed run: one call a run, `evict` (a global function) called before each.
 
-    The first argument stays, as it does in a network, where the kernel before has just written it. Each evaluator
-    makes one run before it starts to time (lazy loading, waking the thread pool).
+    Each evaluator makes one run before it starts to time (lazy loading, waking the thread pool).
     """
 
     def evaluator(repeats: int) -> Callable[..., Any]:
-        return module.time_evaluator(_ENTRY, tvm.cpu(), number=1, repeat=repeats, f_preproc=_FLUSH)
+        return module.time_evaluator(_ENTRY, tvm.cpu(), number=1, repeat=repeats, f_preproc=evict)
 
     once = evaluator(1)  # LLVM generates the code here
     started = time.perf_counter()
