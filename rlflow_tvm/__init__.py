@@ -15,12 +15,16 @@ import importlib
 from typing import Any
 
 import gymnasium
+import tvm_ffi
 
-from rlflow_tvm import kernels
+from rlflow_tvm import errors, kernels
 
 __version__ = "0.1.0"
 
 kernels.register()
+# An error that a pass raises travels through TVM's C++: registered classes come out as they went in.
+for _error in errors.RlflowError.__subclasses__():
+    tvm_ffi.register_error(_error)
 gymnasium.register(id="rlflow_tvm/GraphRewrite-v0", entry_point="rlflow_tvm.envs:GraphRewriteEnv")
 
 # Loaded when first used: a build that only replays a plan needs neither measuring nor environments.

@@ -1,0 +1,93 @@
+"""The public face as a user's script holds on to it: passes in a pipeline, plans, costs, the environment."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+import rlflow_tvm as rl
+from rlflow_tvm.cost import CostModel, KernelDatabase, default_path
+from rlflow_tvm.errors import PlanError, UsageError
+from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, zoo
+from rlflow_tvm.kernels import as_target
+from rlflow_tvm.search import make_search
+from rlflow_tvm.superoptimize import optimize
+from rlflow_tvm.verify import range_error, run_module
+
+TARGET = as_target("llvm")
+
+
+@pytest.fixture(scope="module")
+def mod():
+    return rl.from_onnx(zoo.path("demo"))
+
+
+@pytest.fixture(scope="module")
+def found(mod):
+    with KernelDatabase(default_path()) as database, CostModel(TARGET, database) as cost_model:
+        return optimize(mod, make_search("family"), cost_model)
+
+
+def outputs(executable, inputs) -> list[np.ndarray]:
+    result = relax.VirtualMachine(executable, tvm.cpu())["main"](*map(tvm.runtime.tensor, inputs.values()))
+    return [result.numpy()] if isinstance(result, tvm.runtime.Tensor) else [tensor.numpy() for tensor in result]
+
+
+def test_superoptimize_is_a_pass_that_keeps_the_outputs(mod, found):
+    # `found` has measured the kernels; the pass finds them in the database
+    superoptimize = rl.Superoptimize(TARGET, search="family")
+    assert isinstance(superoptimize, tvm.transform.Pass)
+    optimized = tvm.transform.Sequential([superoptimize])(mod)
+    inputs = random_inputs(mod, 1)
+    expected = onnxruntime_outputs(str(zoo.path("demo")), inputs)
+    assert range_error(run_module(optimized, TARGET, list(inputs.values())), expected) < 1e-4
+    assert found.run_secs_after < found.run_secs_before
+
+
+def test_plan_repeats_the_search(mod, found, tmp_path):
+    found.plan.save(tmp_path / "plan.json")
+    repeated = rl.ApplyPlan(tmp_path / "plan.json")(mod)
+    assert isinstance(rl.ApplyPlan(found.plan), tvm.transform.Pass)
+    tvm.ir.assert_structural_equal(repeated["main"], found.state.bound()["main"])
+    with pytest.raises(PlanError, match="another module"):
+        rl.ApplyPlan(found.plan)(rl.from_onnx(zoo.path("light_squeezenet")))
+
+
+def test_every_way_to_build_gives_the_same(mod):
+    inputs = random_inputs(mod, 2)
+    expected = onnxruntime_outputs(str(zoo.path("demo")), inputs)
+    with TARGET:
+        registered = relax.get_pipeline("rlflow")
+    for executable in (
+        rl.compile(mod, TARGET),
+        tvm.compile(mod, TARGET, relax_pipeline=rl.pipeline(TARGET)),
+        tvm.compile(mod, TARGET, relax_pipeline=registered),
+    ):
+        assert range_error(outputs(executable, inputs), expected) < 1e-4
+
+
+def test_graph_cost_gives_every_metric(mod):
+    cost = rl.graph_cost(mod, TARGET)
+    assert 0 < cost.launch_secs < cost.run_secs
+    assert min(cost.kernels, cost.flops, cost.bytes_moved, cost.peak_bytes) > 0
+
+
+def test_environment_is_registered(mod):
+    env = gymnasium.make("rlflow_tvm/GraphRewrite-v0", mod=mod, target=TARGET, disable_env_checker=True)
+    observation, info = env.reset(seed=0)
+    assert info["run_secs"] == env.unwrapped.run_secs
+    assert observation["rule_mask"][env.unwrapped.stop] == 1
+    assert len(env.unwrapped.plan) == 0
+    env.close()
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(UsageError, match="no search"):
+        rl.Superoptimize(TARGET, search="clever")
+    with pytest.raises(UsageError, match="abacus"):
+        rl.Superoptimize("abacus")
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = rl.nothing
