@@ -2,7 +2,8 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/installed
-TEST_ARGS ?=
+# two processes, a file's tests in one of them: files share what they measured and built
+TEST_ARGS ?= -n 2 --dist loadfile
 
 .PHONY: env demo test lint clean
 
