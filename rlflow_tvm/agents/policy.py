@@ -19,7 +19,6 @@ from rlflow_tvm.agents.backend import dgl
 from rlflow_tvm.agents.encoder import GraphEncoder
 from rlflow_tvm.agents.observation import CompactObservation, GraphBatch, ObservationSizes, collate
 
-
 _STOP_BIAS = -3.0
 
 
