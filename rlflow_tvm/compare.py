@@ -23,9 +23,7 @@ def main(
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="Replay this plan.")] = None,
     agent: Annotated[Path | None, typer.Option(help="Let a trained agent search.")] = None,
-    search: Annotated[
-        str, typer.Option(help="greedy, family or random; used without --plan and --agent.")
-    ] = "greedy",
+    search: Annotated[str, typer.Option(help="greedy, family or random; used without --plan and --agent.")] = "greedy",
     target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
     shape: Annotated[list[str] | None, typer.Option(help="NAME=1,3,224,224 for a model with dynamic shapes.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 10,
