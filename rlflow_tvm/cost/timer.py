@@ -35,9 +35,9 @@ class KernelTimer:
     """Measures kernels one after the other in a worker process that has the machine's cores to itself.
 
     The worker schedules the kernel with `schedule` ("module:function" of (PrimFunc, Target)), builds it, and times it
-    with cold caches. What is known already, from memory or `database`, is not measured again; a kernel that
-    failed is not tried again either. `version` names what the times depend on beside kernel and target: by default
-    the kernel pipeline's version, for another `schedule` that function's name.
+    with its operands out of the private caches. What is known already, from memory or `database`, is not measured
+    again; a kernel that failed is not tried again either. `version` names what the times depend on beside kernel and
+    target: by default the kernel pipeline's version, for another `schedule` that function's name.
     `timeout_secs` bounds building and running of one kernel together. A context manager; `close` ends the worker.
     Not for use from several threads.
     """
