@@ -17,7 +17,7 @@ from rlflow_tvm.frontend import from_onnx
 from rlflow_tvm.passes import Plan
 
 REWARD = "improvement"
-"""Agents are trained to find cheap graphs, wherever on the way these are; see `envs.rewards`."""
+"""Agents are trained to find cheap graphs and to stop there; see `envs.rewards`."""
 
 
 @dataclass(frozen=True)

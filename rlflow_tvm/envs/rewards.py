@@ -27,14 +27,22 @@ class RuntimeReward:
 
 
 class ImprovementReward:
-    """By how much the step beats the cheapest graph of the episode so far, in percent of the first graph's run time.
+    """By how much the step beats the cheapest graph of the episode so far, in percent of the first graph's run time;
+    a tenth of the weight is `RuntimeReward`'s.
 
-    What counts in a search is the best graph on the way. Under `RuntimeReward` a policy that is still random loses on
-    average, so that stopping at once looks best and is learned first; here nothing is lost by going on.
+    What counts in a search is the best graph on the way. Under `RuntimeReward` alone a policy that is still random
+    loses on average, so that stopping at once looks best and is learned first. Under improvement alone nothing is
+    lost by going on, and the policy never learns to stop at its best graph. The sum over an episode is
+    0.9 (start - best) + 0.1 (start - last).
     """
 
+    RUNTIME_SHARE = 0.1
+
     def __call__(self, before: GraphCost, after: GraphCost, start: GraphCost, best: GraphCost) -> float:
-        return 100.0 * max(0.0, best.run_secs - after.run_secs) / start.run_secs
+        improvement = max(0.0, best.run_secs - after.run_secs)
+        change = before.run_secs - after.run_secs
+        share = self.RUNTIME_SHARE
+        return 100.0 * ((1.0 - share) * improvement + share * change) / start.run_secs
 
 
 REWARDS: dict[str, type[Reward]] = {"runtime": RuntimeReward, "improvement": ImprovementReward}
