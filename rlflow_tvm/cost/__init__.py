@@ -9,6 +9,7 @@ from rlflow_tvm.cost.machine import target_key
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.memory import peak_bytes
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
+from rlflow_tvm.cost.roofline import Roofline, measure_roofline
 from rlflow_tvm.cost.timer import KernelTimer
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "KernelDatabase",
     "KernelTimer",
     "Measurement",
+    "Roofline",
     "default_path",
     "export_library",
     "graph_cost",
@@ -26,6 +28,7 @@ __all__ = [
     "kernel_flops",
     "measure_interleaved",
     "measure_module",
+    "measure_roofline",
     "peak_bytes",
     "target_key",
 ]
