@@ -1,10 +1,10 @@
-"""PPO against greedy search and a uniformly random policy at the same number of environment steps.
+"""PPO against greedy search, and against a uniformly random policy over as many environment steps.
 
 For each seed: train on the model, then act with the trained policy (sampled) for some episodes; beside it, a policy
 that is uniform over the legal rules (stop is one) and over a rule's sites, for as many steps as the training took.
 An episode counts by the graph it ends with, and apart from that by the cheapest graph on its way, which is what a
-search with the policy hands out. Prints a table and writes JSON; goes on with what is in --out. Costs are graph costs: sums of
-measured kernel times, the same for all methods.
+search with the policy hands out. Greedy search runs once, to its own end. Prints a table and writes JSON; goes on
+with what is in --out. Costs are graph costs: sums of measured kernel times, the same for all methods.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from tvm.target import Target
 from rlflow_tvm.errors import KernelError
 from rlflow_tvm.ir import num_inputs
 
-from .conv_legalize import CONV_LEGALIZE
-from .matmul_legalize import is_packable, make_packed_matmul
+from .llvm.conv_legalize import CONV_LEGALIZE
+from .llvm.matmul_legalize import is_packable, make_packed_matmul
 from .split import all_bindings, substitute, variables_of
 from .target import vector_lanes
 

@@ -8,13 +8,13 @@ from tvm.target import Target
 
 from rlflow_tvm.errors import KernelError
 
-from .conv import Conv2d
-from .elementwise import Elementwise, Fallback
-from .matmul import Matmul
-from .pool import Pool2d
-from .reduction import Reduction
-from .tails import peel_tails
-from .vector_math import vectorisable_math
+from .llvm.conv import Conv2d
+from .llvm.elementwise import Elementwise, Fallback
+from .llvm.matmul import Matmul
+from .llvm.pool import Pool2d
+from .llvm.reduction import Reduction
+from .llvm.tails import peel_tails
+from .llvm.vector_math import vectorisable_math
 
 RULE_ATTR = "rlflow.schedule_rule"
 _SCHEDULED_ATTR = "tirx.is_scheduled"

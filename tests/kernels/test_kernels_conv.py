@@ -14,9 +14,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from tvm import relax, tirx
 from tvm.script import tirx as T
 
-from rlflow_tvm.kernels.conv import Conv2d
-from rlflow_tvm.kernels.conv_legalize import CONV_LEGALIZE
-from rlflow_tvm.kernels.conv_tile import Tile, accumulator_registers, choose_tile
+from rlflow_tvm.kernels.llvm.conv import Conv2d
+from rlflow_tvm.kernels.llvm.conv_legalize import CONV_LEGALIZE
+from rlflow_tvm.kernels.llvm.conv_tile import Tile, accumulator_registers, choose_tile
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": 2})
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kernel_checks import check
 from tvm import relax
 
-from rlflow_tvm.kernels.matmul_tile import choose_tile
+from rlflow_tvm.kernels.llvm.matmul_tile import choose_tile
 
 op = relax.op
 

@@ -9,8 +9,8 @@ import pytest
 import tvm
 from tvm import relax, tirx
 
-from rlflow_tvm.kernels.conv_legalize import CONV_LEGALIZE
-from rlflow_tvm.kernels.pool import Pool2d
+from rlflow_tvm.kernels.llvm.conv_legalize import CONV_LEGALIZE
+from rlflow_tvm.kernels.llvm.pool import Pool2d
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": 2})
 

@@ -10,7 +10,7 @@ from kernel_checks import TARGET
 from tvm import s_tir, tirx
 from tvm.script import tirx as T
 
-from rlflow_tvm.kernels.tails import peel_tails
+from rlflow_tvm.kernels.llvm.tails import peel_tails
 
 
 def add_one(rows: int, columns: int) -> tirx.PrimFunc:

@@ -11,8 +11,8 @@ from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
+from ..target import num_cores, vector_lanes
 from .loops import block_kinds, extent, fuse_all, inline_producers, leaf_blocks, vectorise
-from .target import num_cores, vector_lanes
 
 _SMALL = 8192  # elements below which starting threads costs more than they save
 _TASKS_EACH = 4  # parallel iterations a thread should have at least

@@ -1,0 +1,1 @@
+"""Kernels for CPUs: legalisations and schedule rules for the targets of kind `llvm`."""
