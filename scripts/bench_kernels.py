@@ -13,12 +13,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rlflow_tvm import from_onnx
+from rlflow_tvm import ApplyPlan, from_onnx
 from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
 from rlflow_tvm.cost import KernelDatabase, KernelTimer, default_path, kernel_flops, measure_roofline
 from rlflow_tvm.kernels import Lowering, schedule_kernel
 from rlflow_tvm.kernels.schedule import RULE_ATTR
-from rlflow_tvm.passes import ApplyPlan
 
 HEAVY_RULES = ("conv2d", "matmul")
 
