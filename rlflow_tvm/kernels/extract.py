@@ -10,6 +10,7 @@ from tvm.target import Target
 
 from rlflow_tvm.ir import detach
 
+from .choice import Chooser, heuristic_choice
 from .fuse import FusedCall, Fuser
 from .legalize import Legalizer, check_lowered
 from .split import Split, WeightSplitter, make_function
@@ -43,11 +44,14 @@ class Lowered:
 
 
 class Lowering:
-    """The way from a graph to its kernels for one target; remembers operators and groups: let one serve a search."""
+    """The way from a graph to its kernels for one target; remembers operators and groups: let one serve a search.
 
-    def __init__(self, target: Target) -> None:
+    `choose` decides where an operator has several implementations, once for each distinct call.
+    """
+
+    def __init__(self, target: Target, choose: Chooser = heuristic_choice) -> None:
         self.target = target
-        self._legalize = Legalizer(target)
+        self._legalize = Legalizer(target, choose)
         self._split = WeightSplitter()
         self._fuse = Fuser()
 

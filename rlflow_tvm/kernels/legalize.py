@@ -8,7 +8,7 @@ at run time (the virtual machine makes a view), so they are no kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import tvm
@@ -19,19 +19,14 @@ from tvm.target import Target
 from rlflow_tvm.errors import KernelError
 from rlflow_tvm.ir import num_inputs
 
-from .llvm.conv_legalize import CONV_LEGALIZE
-from .llvm.matmul_legalize import is_packable, make_packed_matmul
+from .choice import Choice, Chooser, LegalizeFunc, heuristic_choice
+from .llvm.implementations import IMPLEMENTATIONS, LEGALIZE
 from .split import all_bindings, substitute, variables_of
-from .target import vector_lanes
 
 Key = tuple
-LegalizeFunc = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
-
-LEGALIZE: dict[str, LegalizeFunc] = {**CONV_LEGALIZE}
 
 _RESHAPES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"})
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
-_MATMUL = tvm.ir.Op.get("relax.matmul")
 _TRANSPOSE = "relax.permute_dims"
 _RUN_BY_THE_MACHINE = frozenset({"relax.reshape", "relax.shape_of", "relax.tensor_to_shape", "relax.null_value"})
 _REMEMBERED_BINDINGS = 50_000
@@ -57,12 +52,10 @@ class _Legal:
 class Legalizer:
     """Legalises functions in working form; holds the memo, so that one object should serve many graphs."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, choose: Chooser = heuristic_choice) -> None:
         self._target = target
-        self._legalize_any = _legalize_pass(LEGALIZE)
-        # products with a weight: its packing is weight-only work
-        packed = {"relax.matmul": make_packed_matmul(vector_lanes(target))}
-        self._legalize_packed = _legalize_pass({**LEGALIZE, **packed})
+        self._choose = choose
+        self._passes: dict[tuple[str, str] | None, tvm.transform.Pass] = {None: _legalize_pass(LEGALIZE)}
         self._templates: dict[Key, _Template] = {}
         self._global_vars: dict[str, tvm.ir.GlobalVar] = {}
         self._prim_funcs: dict[str, tirx.PrimFunc] = {}
@@ -76,12 +69,10 @@ class Legalizer:
         bindings: list[relax.Binding] = []
         constant = set(func.params[num_inputs(func) :])
         for binding in all_bindings(func):
-            call = binding.value
-            packed = _is_matmul(call) and call.args[1] in constant
-            packed = packed and ((binding, True) in self._bindings or is_packable(call))
-            known = self._bindings.get((binding, packed))
+            weight = _has_implementations(binding.value) and binding.value.args[1] in constant
+            known = self._bindings.get((binding, weight))
             if known is None:
-                known = self._bindings[binding, packed] = self._legalize(binding, packed)
+                known = self._bindings[binding, weight] = self._legalize(binding, weight)
             bindings.extend(known.bindings)
             used.update(dict.fromkeys(known.prim_funcs))
             if all(var in constant for var in known.reads):
@@ -97,7 +88,7 @@ class Legalizer:
             legal = relax.transform.CanonicalizeBindings()(mod)["main"]
         return legal, prim_funcs
 
-    def _legalize(self, binding: relax.Binding, packed: bool) -> _Legal:
+    def _legalize(self, binding: relax.Binding, weight: bool) -> _Legal:
         call = binding.value
         variables = variables_of(call)
         if not isinstance(call, relax.Call) or not isinstance(call.op, tvm.ir.Op) or call.op == _CALL_TIR:
@@ -107,13 +98,13 @@ class Legalizer:
             return _Legal((_bind(binding.var, view, binding.var.ty),), (), tuple(variables))
         variables = []
         arguments = [_argument_key(arg, variables) for arg in call.args]
-        key = (call.op.name, packed, _attrs_key(call.attrs), *arguments)
+        key = (call.op.name, weight, _attrs_key(call.attrs), *arguments)
         template = self._templates.get(key)
         if template is None:
-            template = self._templates[key] = self._make_template(call, variables, packed)
+            template = self._templates[key] = self._make_template(call, variables, weight)
         return self._fill_in(template, variables, binding.var)
 
-    def _make_template(self, call: relax.Call, variables: list[relax.Var], packed: bool) -> _Template:
+    def _make_template(self, call: relax.Call, variables: list[relax.Var], weight: bool) -> _Template:
         params = [relax.Var(f"x{i}", var.ty) for i, var in enumerate(variables)]
         inputs = iter(params)
         alone = relax.Call(call.op, [_rename(arg, inputs) for arg in call.args], call.attrs, call.ty_args)
@@ -126,7 +117,7 @@ class Legalizer:
         if not _is_training(call):
             module = relax.transform.DecomposeOpsForInference()(module)
         with self._target:
-            module = (self._legalize_packed if packed else self._legalize_any)(module)
+            module = self._pass_for(alone, weight)(module)
         main = module["main"]
         names: dict[str, tvm.ir.GlobalVar] = {}
         for global_var, prim_func in module.functions_items():
@@ -140,6 +131,21 @@ class Legalizer:
                 value = relax.Call(value.op, [callee, *value.args[1:]], value.attrs, value.ty_args)
             bindings.append(relax.VarBinding(binding.var, value))
         return _Template(tuple(main.params), tuple(bindings))
+
+    def _pass_for(self, call: relax.Call, weight: bool) -> tvm.transform.Pass:
+        """The legalisation with the implementation that is chosen for `call`."""
+        options = tuple(
+            option for option in IMPLEMENTATIONS.get(call.op.name, ()) if option.takes(call, weight, self._target)
+        )
+        if not options:
+            return self._passes[None]
+        choice = Choice(call, weight, self._target, options)
+        chosen = options[0].name if len(options) == 1 else self._choose(choice)
+        key = (call.op.name, chosen)
+        if key not in self._passes:
+            (option,) = (option for option in options if option.name == chosen)
+            self._passes[key] = _legalize_pass({**LEGALIZE, call.op.name: option.legalize(self._target)})
+        return self._passes[key]
 
     def _add(self, origin: tvm.ir.GlobalVar, prim_func: tirx.PrimFunc) -> tvm.ir.GlobalVar:
         hint, count = origin.name_hint, 0
@@ -186,8 +192,8 @@ def _is_training(call: relax.Call) -> bool:
     return call.op.name == "relax.nn.batch_norm" and bool(call.attrs.training)
 
 
-def _is_matmul(value: relax.Expr) -> bool:
-    return isinstance(value, relax.Call) and value.op == _MATMUL
+def _has_implementations(value: relax.Expr) -> bool:
+    return isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name in IMPLEMENTATIONS
 
 
 def is_free_reshape(call: relax.Call) -> bool:
