@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 import tvm
 import tvm_ffi
 
+from rlflow_tvm.cost.choices import MeasuredChoice
 from rlflow_tvm.cost.database import KernelDatabase, default_path
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.memory import peak_bytes
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
 from rlflow_tvm.cost.timer import KernelTimer
-from rlflow_tvm.kernels import Kernel, Lowering
+from rlflow_tvm.kernels import Chooser, Kernel, Lowering, heuristic_choice
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class GraphCost:
 class CostModel:
     """Costs of graphs for one target; for a search, which asks for many graphs that share most of their kernels.
 
-    `cost` remembers graphs by structural hash and kernels by key; `database` keeps kernels for the next process.
+    `cost` remembers graphs by structural hash and kernels by key; `database` keeps kernels for the next process. With
+    a database, where an operator has several implementations the fastest is measured and taken (`choose`).
     Modules are best given in the working form (`rlflow_tvm.ir.detach`): hashing the bound form reads all weights.
     A context manager; `close` ends the measuring worker (the database stays open). Give `timer` to share one: it is
     then not closed here.
@@ -58,7 +60,9 @@ class CostModel:
         self.misses = 0
         """Calls of `cost` with a graph not seen before."""
         self._measured_before = self.timer.measured
-        self._lowering = Lowering(target)
+        self.choose: Chooser = heuristic_choice if self.timer.database is None else MeasuredChoice(self.timer)
+        """Build what was priced here with `pipeline(target, choose)`."""
+        self._lowering = Lowering(target, self.choose)
         self._graphs: dict[int, GraphCost] = {}
         self._counts: dict[str, tuple[int, int]] = {}
 
