@@ -19,6 +19,7 @@ from tvm.target import Target
 from rlflow_tvm.errors import KernelError
 from rlflow_tvm.ir import num_inputs
 
+from .cuda.legalize import CUDA_LEGALIZE
 from .llvm.conv_legalize import CONV_LEGALIZE
 from .llvm.matmul_legalize import is_packable, make_packed_matmul
 from .split import all_bindings, substitute, variables_of
@@ -27,7 +28,8 @@ from .target import vector_lanes
 Key = tuple
 LegalizeFunc = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
-LEGALIZE: dict[str, LegalizeFunc] = {**CONV_LEGALIZE}
+LEGALIZE: dict[str, dict[str, LegalizeFunc]] = {"llvm": CONV_LEGALIZE, "cuda": CUDA_LEGALIZE}
+"""Kind of target -> operators that are legalised in another way than TVM's."""
 
 _RESHAPES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"})
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
@@ -59,10 +61,12 @@ class Legalizer:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._legalize_any = _legalize_pass(LEGALIZE)
-        # products with a weight: its packing is weight-only work
-        packed = {"relax.matmul": make_packed_matmul(vector_lanes(target))}
-        self._legalize_packed = _legalize_pass({**LEGALIZE, **packed})
+        table = LEGALIZE[target.kind.name]
+        self._legalize_any = _legalize_pass(table)
+        self._packs = target.kind.name == "llvm"
+        if self._packs:  # products with a weight: its packing is weight-only work
+            packed = {"relax.matmul": make_packed_matmul(vector_lanes(target))}
+            self._legalize_packed = _legalize_pass({**table, **packed})
         self._templates: dict[Key, _Template] = {}
         self._global_vars: dict[str, tvm.ir.GlobalVar] = {}
         self._prim_funcs: dict[str, tirx.PrimFunc] = {}
@@ -77,7 +81,7 @@ class Legalizer:
         constant = set(func.params[num_inputs(func) :])
         for binding in all_bindings(func):
             call = binding.value
-            packed = _is_matmul(call) and call.args[1] in constant
+            packed = self._packs and _is_matmul(call) and call.args[1] in constant
             packed = packed and ((binding, True) in self._bindings or is_packable(call))
             known = self._bindings.get((binding, packed))
             if known is None:

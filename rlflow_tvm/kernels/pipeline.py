@@ -19,7 +19,7 @@ def pipeline(target: Target | str | dict | None = None) -> tvm.transform.Pass:
     """The whole pipeline as one pass, for `tvm.compile(mod, target, relax_pipeline=pipeline(target))`.
 
     `mod["main"]` has static shapes and its weights bound as constants (or given as parameters: then all of them are
-    inputs). Work on weights alone is done here, once, on this machine. UsageError for a target that is no CPU,
+    inputs). Work on weights alone is done here, once, on this machine. UsageError for a target without schedule rules,
     KernelError for an operator that cannot be lowered.
     """
     fixed = None if target is None else as_target(target)
