@@ -1,4 +1,4 @@
-"""What a graph compiles to on a CPU: legalisation, schedule rules, the build pipeline, and the list of kernels."""
+"""What a graph compiles to: legalisation, schedule rules, the build pipeline, and the list of kernels."""
 
 from __future__ import annotations
 

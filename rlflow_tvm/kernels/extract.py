@@ -11,6 +11,7 @@ from tvm.target import Target
 from rlflow_tvm.ir import detach
 
 from .choice import Chooser, heuristic_choice
+from .cuda.layout import channels_last
 from .fuse import FusedCall, Fuser
 from .legalize import Legalizer, check_lowered
 from .split import Split, WeightSplitter, make_function
@@ -73,6 +74,8 @@ class Lowering:
         return [Kernel(same[0].func, key, same[0].name, len(same)) for key, same in calls.items()]
 
     def _divide(self, mod: tvm.IRModule) -> tuple[Split, dict[str, tirx.PrimFunc]]:
+        if self.target.kind.name == "cuda":
+            mod = channels_last(mod)
         legal, prim_funcs = self._legalize(mod["main"])
         return self._split(legal), prim_funcs
 

@@ -19,11 +19,18 @@ from tvm.target import Target
 from rlflow_tvm.errors import KernelError
 from rlflow_tvm.ir import num_inputs
 
-from .choice import Choice, Chooser, LegalizeFunc, heuristic_choice
-from .llvm.implementations import IMPLEMENTATIONS, LEGALIZE
+from .choice import Choice, Chooser, Implementation, LegalizeFunc, heuristic_choice
+from .cuda.legalize import CUDA_LEGALIZE
+from .llvm import implementations as llvm
 from .split import all_bindings, substitute, variables_of
 
 Key = tuple
+
+LEGALIZE: dict[str, dict[str, LegalizeFunc]] = {"llvm": llvm.LEGALIZE, "cuda": CUDA_LEGALIZE}
+"""Kind of target -> operators that are legalised in another way than TVM's."""
+
+IMPLEMENTATIONS: dict[str, dict[str, tuple[Implementation, ...]]] = {"llvm": llvm.IMPLEMENTATIONS, "cuda": {}}
+"""Kind of target -> operators that are legalised in one of several ways."""
 
 _RESHAPES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"})
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
@@ -55,7 +62,9 @@ class Legalizer:
     def __init__(self, target: Target, choose: Chooser = heuristic_choice) -> None:
         self._target = target
         self._choose = choose
-        self._passes: dict[tuple[str, str] | None, tvm.transform.Pass] = {None: _legalize_pass(LEGALIZE)}
+        self._legalize_table = LEGALIZE[target.kind.name]
+        self._implementations = IMPLEMENTATIONS[target.kind.name]
+        self._passes: dict[tuple[str, str] | None, tvm.transform.Pass] = {None: _legalize_pass(self._legalize_table)}
         self._templates: dict[Key, _Template] = {}
         self._global_vars: dict[str, tvm.ir.GlobalVar] = {}
         self._prim_funcs: dict[str, tirx.PrimFunc] = {}
@@ -69,7 +78,7 @@ class Legalizer:
         bindings: list[relax.Binding] = []
         constant = set(func.params[num_inputs(func) :])
         for binding in all_bindings(func):
-            weight = _has_implementations(binding.value) and binding.value.args[1] in constant
+            weight = self._has_implementations(binding.value) and binding.value.args[1] in constant
             known = self._bindings.get((binding, weight))
             if known is None:
                 known = self._bindings[binding, weight] = self._legalize(binding, weight)
@@ -132,10 +141,15 @@ class Legalizer:
             bindings.append(relax.VarBinding(binding.var, value))
         return _Template(tuple(main.params), tuple(bindings))
 
+    def _has_implementations(self, value: relax.Expr) -> bool:
+        return (
+            isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name in self._implementations
+        )
+
     def _pass_for(self, call: relax.Call, weight: bool) -> tvm.transform.Pass:
         """The legalisation with the implementation that is chosen for `call`."""
         options = tuple(
-            option for option in IMPLEMENTATIONS.get(call.op.name, ()) if option.takes(call, weight, self._target)
+            option for option in self._implementations.get(call.op.name, ()) if option.takes(call, weight, self._target)
         )
         if not options:
             return self._passes[None]
@@ -144,7 +158,7 @@ class Legalizer:
         key = (call.op.name, chosen)
         if key not in self._passes:
             (option,) = (option for option in options if option.name == chosen)
-            self._passes[key] = _legalize_pass({**LEGALIZE, call.op.name: option.legalize(self._target)})
+            self._passes[key] = _legalize_pass({**self._legalize_table, call.op.name: option.legalize(self._target)})
         return self._passes[key]
 
     def _add(self, origin: tvm.ir.GlobalVar, prim_func: tirx.PrimFunc) -> tvm.ir.GlobalVar:
@@ -190,10 +204,6 @@ def _legalize_pass(customize: dict[str, LegalizeFunc]) -> tvm.transform.Pass:
 def _is_training(call: relax.Call) -> bool:
     """Whether it is a batch norm over the statistics of its batch, which the form for inference does not compute."""
     return call.op.name == "relax.nn.batch_norm" and bool(call.attrs.training)
-
-
-def _has_implementations(value: relax.Expr) -> bool:
-    return isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name in IMPLEMENTATIONS
 
 
 def is_free_reshape(call: relax.Call) -> bool:

@@ -21,7 +21,8 @@ def pipeline(target: Target | str | dict | None = None, choose: Chooser = heuris
 
     `mod["main"]` has static shapes and its weights bound as constants (or given as parameters: then all of them are
     inputs). Work on weights alone is done here, once, on this machine. `choose` decides where an operator has several
-    implementations; the default looks at shapes alone. UsageError for a target that is no CPU,
+    implementations; the default looks at shapes alone. UsageError for a target without
+    schedule rules,
     KernelError for an operator that cannot be lowered.
     """
     fixed = None if target is None else as_target(target)

@@ -61,7 +61,7 @@ def two_forms(monkeypatch, target):
     from rlflow_tvm.kernels import legalize
 
     choice = product(target, cost={"turned": 1.0, "plain": 2.0})
-    monkeypatch.setattr(legalize, "IMPLEMENTATIONS", {"relax.matmul": choice.options})
+    monkeypatch.setattr(legalize, "IMPLEMENTATIONS", {"llvm": {"relax.matmul": choice.options}})
     keys = {
         option.name: Lowering(target, lambda _c, n=option.name: n).kernels(choice.module())[0].key
         for option in choice.options

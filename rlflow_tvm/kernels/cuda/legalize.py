@@ -1,0 +1,14 @@
+"""Which operators are legalised in another way than TVM's on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import relax
+
+from .conv_legalize import legalize_conv2d, legalize_matmul
+
+CUDA_LEGALIZE: dict[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]] = {
+    "relax.matmul": legalize_matmul,
+    "relax.nn.conv2d": legalize_conv2d,
+}
