@@ -11,6 +11,7 @@ from rlflow_tvm.errors import KernelError
 from .llvm.conv import Conv2d
 from .llvm.elementwise import Elementwise, Fallback
 from .llvm.matmul import Matmul
+from .llvm.pixels import PixelConv
 from .llvm.pool import Pool2d
 from .llvm.reduction import Reduction
 from .llvm.tails import peel_tails
@@ -22,6 +23,7 @@ _SCHEDULED_ATTR = "tirx.is_scheduled"
 # the most special first; Fallback takes whatever is left
 RULES: dict[str, ScheduleRule] = {
     "conv2d": Conv2d(),
+    "conv2d_pixels": PixelConv(),
     "pool2d": Pool2d(),
     "matmul": Matmul(),
     "reduction": Reduction(),
