@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from tvm import relax
 from tvm.target import Target
 
 from ..choice import Implementation, LegalizeFunc
 from ..target import vector_lanes
+from .conv_cost import plain_pointwise_cycles, product_cycles
 from .conv_legalize import CONV_LEGALIZE, conv_shape, legalize_conv2d
 from .matmul_legalize import is_packable, make_packed_matmul
+from .pixel_conv import is_pixel_conv, make_pixel_conv, pixel_cycles
 
 LEGALIZE: dict[str, LegalizeFunc] = {**CONV_LEGALIZE}
 """Operators with one implementation, or whose several do not take the call."""
@@ -21,11 +21,18 @@ def _is_static_conv(call: relax.Call, _weight: bool, _target: Target) -> bool:
 
 
 def _conv_cycles(call: relax.Call, target: Target) -> float:
-    """Vector multiply-adds of the direct convolution, two a cycle."""
+    """Of the direct convolution; exact only where the pixel convolution competes."""
     shape = conv_shape(call)
     assert shape is not None  # `takes` has seen to that
-    window = shape.in_channels // shape.groups * prod(shape.kernel)
-    return shape.batch * shape.out_channels * prod(shape.out_size) * window / vector_lanes(target) / 2
+    if is_pixel_conv(call, True, target):
+        return plain_pointwise_cycles(shape, target)
+    return product_cycles(shape, target)
+
+
+def _pixel_cycles(call: relax.Call, target: Target) -> float:
+    shape = conv_shape(call)
+    assert shape is not None
+    return pixel_cycles(shape, target)
 
 
 def _is_packed_product(call: relax.Call, weight: bool, _target: Target) -> bool:
@@ -33,7 +40,10 @@ def _is_packed_product(call: relax.Call, weight: bool, _target: Target) -> bool:
 
 
 IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
-    "relax.nn.conv2d": (Implementation("direct", _is_static_conv, lambda _target: legalize_conv2d, _conv_cycles),),
+    "relax.nn.conv2d": (
+        Implementation("direct", _is_static_conv, lambda _target: legalize_conv2d, _conv_cycles),
+        Implementation("pixels", is_pixel_conv, make_pixel_conv, _pixel_cycles),
+    ),
     "relax.matmul": (
         Implementation(
             "packed", _is_packed_product, lambda target: make_packed_matmul(vector_lanes(target)), lambda *_: 0.0

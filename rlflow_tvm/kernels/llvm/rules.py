@@ -9,6 +9,7 @@ from tvm.target import Target
 from .conv import Conv2d
 from .elementwise import Elementwise, Fallback
 from .matmul import Matmul
+from .pixels import PixelConv
 from .pool import Pool2d
 from .reduction import Reduction
 from .tails import peel_tails
@@ -17,6 +18,7 @@ from .vector_math import vectorisable_math
 # the most special first; Fallback takes whatever is left
 RULES: dict[str, ScheduleRule] = {
     "conv2d": Conv2d(),
+    "conv2d_pixels": PixelConv(),
     "pool2d": Pool2d(),
     "matmul": Matmul(),
     "reduction": Reduction(),
