@@ -9,6 +9,7 @@ from tvm.target import Target
 from .conv import Conv2d
 from .elementwise import Elementwise, Fallback
 from .matmul import Matmul
+from .matmul_prefetch import insert_prefetches
 from .pixels import PixelConv
 from .pool import Pool2d
 from .reduction import Reduction
@@ -40,5 +41,5 @@ def schedule(func: tirx.PrimFunc, target: Target) -> tuple[str, tirx.PrimFunc] |
             continue
         if found is not None:
             scheduled = found.mod["main"]
-            return name, scheduled if name in _OWN_TAILS else peel_tails(scheduled)
+            return name, scheduled if name in _OWN_TAILS else insert_prefetches(peel_tails(scheduled))
     return None
