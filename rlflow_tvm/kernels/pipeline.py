@@ -8,6 +8,7 @@ from tvm.target import Target
 
 from rlflow_tvm.ir import num_inputs
 
+from .build import compile_kernels
 from .choice import Chooser, heuristic_choice
 from .extract import Lowered, Lowering
 from .schedule import schedule_kernel
@@ -32,7 +33,8 @@ def pipeline(target: Target | str | dict | None = None, choose: Chooser = heuris
         chosen = fixed or Target.current(allow_none=True)
         chosen = default_target() if chosen is None else as_target(chosen)
         with chosen:
-            return finalize(bind_weights(Lowering(chosen, choose).lower(_all_inputs(mod))), chosen)
+            lowered = bind_weights(Lowering(chosen, choose).lower(_all_inputs(mod)))
+            return compile_kernels(finalize(lowered, chosen), chosen)
 
     return run
 

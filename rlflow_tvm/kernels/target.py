@@ -18,7 +18,7 @@ _FLOAT_BITS = 32
 
 def default_target() -> Target:
     """The machine this runs on: `{"kind": "llvm", "mcpu": <host cpu>, "num-cores": <logical cpus usable here>}`."""
-    return Target({"kind": "llvm", "mcpu": llvm_get_system_cpu(), "num-cores": _usable_processors()})
+    return Target({"kind": "llvm", "mcpu": llvm_get_system_cpu(), "num-cores": usable_processors()})
 
 
 def as_target(target: Target | str | dict | None) -> Target:
@@ -85,10 +85,11 @@ def vector_lanes(target: Target) -> int:
 def num_cores(target: Target) -> int:
     """Threads that a kernel may use: the target's `num-cores`, else the logical processors usable here."""
     cores = target.attrs.get("num-cores")
-    return int(cores) if cores else _usable_processors()
+    return int(cores) if cores else usable_processors()
 
 
-def _usable_processors() -> int:
+def usable_processors() -> int:
+    """Logical processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):  # Linux: honours taskset and container limits
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
