@@ -22,9 +22,8 @@ def pipeline(target: Target | str | dict | None = None, choose: Chooser = heuris
 
     `mod["main"]` has static shapes and its weights bound as constants (or given as parameters: then all of them are
     inputs). Work on weights alone is done here, once, on this machine. `choose` decides where an operator has several
-    implementations; the default looks at shapes alone. UsageError for a target without
-    schedule rules,
-    KernelError for an operator that cannot be lowered.
+    implementations; the default looks at shapes alone. UsageError for a target without schedule rules, KernelError for
+    an operator that cannot be lowered.
     """
     fixed = None if target is None else as_target(target)
 
@@ -33,8 +32,9 @@ def pipeline(target: Target | str | dict | None = None, choose: Chooser = heuris
         chosen = fixed or Target.current(allow_none=True)
         chosen = default_target() if chosen is None else as_target(chosen)
         with chosen:
-            lowered = bind_weights(Lowering(chosen, choose).lower(_all_inputs(mod)))
-            return compile_kernels(finalize(lowered, chosen), chosen)
+            final = finalize(bind_weights(Lowering(chosen, choose).lower(_all_inputs(mod))), chosen)
+            # for another kind of target `tvm.compile` divides the code between host and device itself
+            return compile_kernels(final, chosen) if chosen.kind.name == "llvm" else final
 
     return run
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dataclasses import dataclass
 
 from .conv_tile import accumulator_registers
@@ -64,7 +66,7 @@ def choose_blocks(height: int, depth: int, panels: int, tile_rows: int, cores: i
     rows = height
     if height * block > _LEFT_FLOATS:
         count = -(-height * block // _LEFT_FLOATS)
-        rows = min(height, -(-(-(-height // count)) // tile_rows) * tile_rows)
+        rows = min(height, math.ceil(math.ceil(height / count) / tile_rows) * tile_rows)
     if block == depth:
         return Blocks(rows, depth, panels)
     tasks = batches * -(-height // rows)
