@@ -66,9 +66,16 @@ class GraphState:
     @staticmethod
     def from_module(mod: tvm.IRModule, ruleset: RuleSet) -> GraphState:
         """The state of `mod` (bound or detached) with no action taken."""
-        start = detach(mod)
+        return GraphState._beginning(detach(mod), ruleset)
+
+    @staticmethod
+    def _beginning(start: Detached, ruleset: RuleSet) -> GraphState:
         graph = Graph.from_function(start.mod["main"])
         return GraphState(start, Matches.of(graph, ruleset), (), graph.structural_hash)
+
+    def origin(self) -> GraphState:
+        """The state that this one was reached from, with no action taken: the same module and weights."""
+        return GraphState._beginning(self.start, self.ruleset)
 
     @property
     def graph(self) -> Graph:
