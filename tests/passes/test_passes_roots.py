@@ -34,7 +34,7 @@ def test_rewrite_that_changes_nothing_is_refused():
 
     state = start(module({"x": (3,), "y": (3,)}, {}, body), swap)
     same, swapped = (RewriteAction("swap", site) for site in state.sites["swap"])
-    with pytest.raises(RewriteError, match="rule swap: at .* it changes nothing"):
+    with pytest.raises(RewriteError, match=r"rule swap: at .* it changes nothing"):
         state.apply(same)
     assert Comparison(state, TARGET).error(state.apply(swapped)) == 0.0
 
