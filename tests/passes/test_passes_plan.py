@@ -79,6 +79,10 @@ def test_place_that_cannot_be_written(state, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(PlanError, match="cannot be written"):
         state.plan.save(tmp_path / "file" / "plan.json")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(PlanError, match="cannot be written"):
+        state.plan.save(tmp_path / "folder")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
 def test_replay_gives_the_same_state(state, saved):
