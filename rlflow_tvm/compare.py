@@ -38,8 +38,9 @@ def main(
     from rlflow_tvm.errors import UsageError
     from rlflow_tvm.frontend import from_onnx
     from rlflow_tvm.passes import Plan
+    from rlflow_tvm.replay import replay
     from rlflow_tvm.search import make_search
-    from rlflow_tvm.superoptimize import agent_search, optimize, replay
+    from rlflow_tvm.superoptimize import agent_search, optimize
 
     if plan is not None and agent is not None:
         raise UsageError("--plan and --agent: give one of the two")

@@ -17,14 +17,14 @@ import rlflow_tvm
 from rlflow_tvm.errors import PlanError
 from rlflow_tvm.ir import detach
 from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RuleSet, default_rules
+from rlflow_tvm.replay import replay
 from rlflow_tvm.search import random_action
-from rlflow_tvm.superoptimize import replay
 
 REPLAY = """
 import sys
 import tvm
 from rlflow_tvm.passes import Plan
-from rlflow_tvm.superoptimize import replay
+from rlflow_tvm.replay import replay
 
 with open(sys.argv[1]) as file:
     mod = tvm.ir.load_json(file.read())
