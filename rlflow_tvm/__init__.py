@@ -6,7 +6,8 @@
     mod = rl.Superoptimize(target, search="greedy")(mod)
     executable = rl.compile(mod, target)
 
-Importing the package registers the build pipeline "rlflow" with Relax and the environment with gymnasium.
+Importing the package registers the build pipeline "rlflow" with Relax; importing `rlflow_tvm.envs` registers the
+environment with gymnasium.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-import gymnasium
 import tvm_ffi
 
 from rlflow_tvm import errors, kernels
@@ -25,14 +25,13 @@ kernels.register()
 # An error that a pass raises travels through TVM's C++: registered classes come out as they went in.
 for _error in errors.RlflowError.__subclasses__():
     tvm_ffi.register_error(_error)
-gymnasium.register(id="rlflow_tvm/GraphRewrite-v0", entry_point="rlflow_tvm.envs:GraphRewriteEnv")
 
 # Loaded when first used: a build that only replays a plan needs neither measuring nor environments.
 _HOMES = {
     "from_onnx": "rlflow_tvm.frontend",
     "Superoptimize": "rlflow_tvm.superoptimize",
-    "ApplyPlan": "rlflow_tvm.superoptimize",
-    "compile": "rlflow_tvm.superoptimize",
+    "ApplyPlan": "rlflow_tvm.replay",
+    "compile": "rlflow_tvm.replay",
     "pipeline": "rlflow_tvm.kernels",
     "graph_cost": "rlflow_tvm.cost",
     "Plan": "rlflow_tvm.passes",

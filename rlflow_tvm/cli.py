@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -85,21 +85,30 @@ def model_path(model: str) -> Path:
 
 
 def check_writable(path: Path | None) -> None:
-    """UsageError now rather than an error after long work, if `path`'s folder does not exist or cannot be written."""
+    """UsageError now rather than an error after long work, if `path` is a folder, or its folder does not exist or
+    cannot be written."""
     if path is None:
         return
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder; give the name of a file")
     folder = path.resolve().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UsageError(f"{path}: the folder {folder} does not exist or cannot be written; make it first")
 
 
 def write_json(path: Path | None, data: Any) -> None:
-    """Write `data` to `path` atomically; nothing without a path."""
+    """Write `data` to `path` atomically; nothing without a path. RlflowError if it cannot be written."""
     if path is None:
         return
+    text = json.dumps(data, indent=2, allow_nan=False) + "\n"
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise RlflowError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def milliseconds(secs: float) -> str:

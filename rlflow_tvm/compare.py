@@ -27,7 +27,7 @@ def main(
     target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
     shape: Annotated[list[str] | None, typer.Option(help="NAME=1,3,224,224 for a model with dynamic shapes.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 10,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
 ) -> None:
     """Time MODEL as searched, unsearched, and as others run it; outputs compared; graph and kernel gain apart."""
@@ -38,8 +38,9 @@ def main(
     from rlflow_tvm.errors import UsageError
     from rlflow_tvm.frontend import from_onnx
     from rlflow_tvm.passes import Plan
+    from rlflow_tvm.replay import replay
     from rlflow_tvm.search import make_search
-    from rlflow_tvm.superoptimize import agent_search, optimize, replay
+    from rlflow_tvm.superoptimize import agent_search, optimize
 
     if plan is not None and agent is not None:
         raise UsageError("--plan and --agent: give one of the two")

@@ -58,6 +58,24 @@ def single_block(func: relax.Function) -> list[relax.Binding]:
     return list(body.blocks[0].bindings)
 
 
+def check_static(func: relax.Function) -> None:
+    """UsageError for the first variable of `func` that has a shape which is not static."""
+    for var in (*func.params, *(binding.var for binding in single_block(func))):
+        if not _is_static(var.ty):
+            raise UsageError(
+                f"{var.name} is of type {var.ty}, and only static shapes can be rewritten: import the model with "
+                "from_onnx(..., shapes={...}), or run relax.transform.BindSymbolicVars first"
+            )
+
+
+def _is_static(ty: relax.Type) -> bool:
+    if isinstance(ty, relax.TupleType):
+        return all(_is_static(field) for field in ty.fields)
+    if not isinstance(ty, relax.TensorType):
+        return True
+    return isinstance(ty.shape, relax.ShapeExpr) and all(isinstance(e, tvm.tirx.IntImm) for e in ty.shape.values)
+
+
 def detach(mod: tvm.IRModule) -> Detached:
     """Bring `mod` into the working form; constants become parameters in the order of their first use."""
     if "main" not in {gv.name_hint for gv in mod.get_global_vars()}:

@@ -1,7 +1,8 @@
-"""The passes that users put into a build: search and rewrite (`Superoptimize`), or repeat a plan (`ApplyPlan`)."""
+"""The pass that users put into a build to search and rewrite; `replay.ApplyPlan` repeats what it found."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from rlflow_tvm.cost import CostModel, KernelDatabase, default_path
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.envs.observation import observation_space
 from rlflow_tvm.errors import AgentError
-from rlflow_tvm.kernels import as_target, pipeline
-from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RuleSet
-from rlflow_tvm.search import Progress, Search, SearchResult, make_search
+from rlflow_tvm.kernels import as_target
+from rlflow_tvm.passes import CATALOGUE, RuleSet
+from rlflow_tvm.search import Progress, Search, SearchResult, check_seed, make_search
 from rlflow_tvm.verify import check_state
 
 
@@ -37,8 +38,7 @@ def optimize(
 
 def agent_search(path: str | Path, seed: int = 0) -> Search:
     """The search that a trained agent's checkpoint makes; AgentError if the file is unusable. Needs `[agents]`."""
-    import torch
-
+    check_seed(seed)
     from rlflow_tvm.agents import load_agent
     from rlflow_tvm.search.agent_search import AgentSearch
 
@@ -46,8 +46,26 @@ def agent_search(path: str | Path, seed: int = 0) -> Search:
     agent = load_agent(path, observation_space(len(names)))
     if agent.metadata.get("rules") != names:
         raise AgentError(f"{path}: the agent was trained with other rules than this version has: train it again")
-    torch.set_num_threads(1)  # the graphs are small, and spinning threads would disturb the kernels being timed
-    return AgentSearch(agent, seed, horizon=int(agent.metadata["horizon"]))
+    return OneThread(AgentSearch(agent, seed, horizon=int(agent.metadata["horizon"])))
+
+
+@dataclass(frozen=True)
+class OneThread:
+    """A search that gives torch one thread: its graphs are small, and spinning threads would disturb the kernels being
+    timed. The caller's number is set again at the end."""
+
+    search: Search
+
+    def run(self, problem: RewriteProblem, progress: Progress | None = None) -> SearchResult:
+        """What `search` finds."""
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return self.search.run(problem, progress)
+        finally:
+            torch.set_num_threads(before)
 
 
 @tvm.transform.module_pass(opt_level=0, name="rlflow_tvm.Superoptimize")
@@ -72,28 +90,3 @@ class Superoptimize:
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         with KernelDatabase(default_path()) as database, CostModel(self.target, database) as cost_model:
             return optimize(mod, self.search, cost_model).state.bound()
-
-
-@tvm.transform.module_pass(opt_level=0, name="rlflow_tvm.ApplyPlan")
-class ApplyPlan:
-    """Repeat the rewrites of a plan: deterministic, without measuring, torch or dgl.
-
-    PlanError at construction if the file is unusable, in the pass if the plan is for another module.
-    """
-
-    def __init__(self, plan: Plan | str | Path) -> None:
-        self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
-
-    def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return replay(mod, self.plan).bound()
-
-
-def replay(mod: tvm.IRModule, plan: Plan) -> GraphState:
-    """The state after `plan`; PlanError if it is not for `mod`."""
-    return GraphState.from_module(mod, RuleSet(CATALOGUE, plan.lanes)).replay(plan)
-
-
-def compile(mod: tvm.IRModule, target: Any = None) -> tvm.runtime.Executable:
-    """`tvm.compile` with the package's pipeline: weight-only work done once, every kernel scheduled."""
-    target = as_target(target)
-    return tvm.compile(mod, target, relax_pipeline=pipeline(target))

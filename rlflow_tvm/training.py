@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,7 @@ class BestPlans:
 
     def __init__(self, out: Path, problems: Mapping[str, RewriteProblem]) -> None:
         self._problems = problems
-        single = len(problems) == 1
-        self.paths = {m: out / ("best.plan.json" if single else f"best.{_file_name(m)}.plan.json") for m in problems}
+        self.paths = plan_paths(out, problems)
         self._best = {model: self._known(model) for model in problems}
 
     def _known(self, model: str) -> tuple[float, int]:
@@ -113,8 +113,14 @@ class BestPlans:
         return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
-def _file_name(model: str) -> str:
-    return Path(model.removeprefix("zoo:")).stem
+def plan_paths(out: Path, models: Iterable[str]) -> dict[str, Path]:
+    """Model -> the file of its best plan; UsageError if two models would share one."""
+    stems = {model: Path(model.removeprefix("zoo:")).stem for model in models}
+    if len(set(stems.values())) < len(stems):
+        raise UsageError("two models have the same file name: their plans would overwrite each other; rename one")
+    if len(stems) == 1:
+        return {model: out / "best.plan.json" for model in stems}
+    return {model: out / f"best.{stem}.plan.json" for model, stem in stems.items()}
 
 
 def train_on_models(
@@ -130,13 +136,18 @@ def train_on_models(
     horizon: int = 200,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> TrainingOutcome:
-    """Train `agent` on `models` (name -> ONNX file) until `steps` environment steps; see `rlflow_tvm.train`."""
+    """Train `agent` on `models` (name -> ONNX file) until `steps` environment steps; see `rlflow_tvm.train`.
+
+    AgentError or UsageError, before anything is imported or priced, if `out` cannot be used; AgentError if the
+    training in it was on other modules, for another target or with other settings.
+    """
     from rlflow_tvm.agents import agent_kind
 
     kind = agent_kind(agent)
-    names = [_file_name(model) for model in models]
-    if len(set(names)) < len(names):
-        raise UsageError("two models have the same file name: their plans would overwrite each other; rename one")
+    kind.check_folder(out, resume)
+    stale = [path for path in plan_paths(out, models).values() if path.exists()]
+    if stale and not resume:
+        raise UsageError(f"{stale[0]}: is a plan of another training; move it away, or give another output folder")
     modules = {name: from_onnx(path, dict(shapes or {})) for name, path in models.items()}
     with KernelDatabase(default_path()) as database, CostModel(target, database) as cost_model:
         problems = {name: RewriteProblem(mod, cost_model) for name, mod in modules.items()}
@@ -144,15 +155,15 @@ def train_on_models(
             name: GraphRewriteEnv(problem=problem, horizon=horizon, reward=REWARD) for name, problem in problems.items()
         }
         env = ManyModelsEnv(envs)
-        plans = BestPlans(out, problems) if resume else None
+
+        @cache  # at the first step: only then is it known that the plans in the folder are of this training
+        def plans() -> BestPlans:
+            return BestPlans(out, problems)
 
         def on_step(done: int, info: Mapping[str, Any]) -> None:
-            nonlocal plans
-            if plans is None:
-                plans = BestPlans(out, problems)
-            plans.offer(env.model, env.current.plan, float(info["run_secs"]))
+            plans().offer(env.model, env.current.plan, float(info["run_secs"]))
             if progress is not None:
-                progress(min(done, steps), steps, f"best {100 * plans.best_ratio:.1f} % of the start's cost")
+                progress(min(done, steps), steps, f"best {100 * plans().best_ratio:.1f} % of the start's cost")
 
         result = kind.train(
             env,
@@ -164,14 +175,16 @@ def train_on_models(
             on_step=on_step,
             metadata={
                 "models": list(models),
+                "structures": [f"{problem.start.structural_hash:016x}" for problem in problems.values()],
+                "shapes": {name: list(shape) for name, shape in (shapes or {}).items()},
+                "target": str(target),
                 "rules": list(env.current.rule_names),
                 "horizon": horizon,
                 "reward": REWARD,
             },
         )
-        plans = plans or BestPlans(out, problems)
-        plans.finish()
+        plans().finish()
         return TrainingOutcome(
             agent, str(target), seed, result.checkpoint, result.env_steps, result.episodes, result.mean_return,
-            result.wall_secs, plans.outcomes(),
+            result.wall_secs, plans().outcomes(),
         )  # fmt: skip

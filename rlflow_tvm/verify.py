@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import tvm
@@ -37,18 +38,18 @@ def range_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) ->
     """Largest absolute difference, divided by the range (max - min) of the expected output it occurs in.
 
     The range counts as at least a hundredth of the largest magnitude, so that an output that is constant but for
-    rounding has one. Infinite where shapes, counts or non-finite places differ.
+    rounding has one. Infinite where shapes or counts differ, or NaN and the two infinities are not the same in place.
     """
     if len(actual) != len(expected):
         return float("inf")
     worst = 0.0
     for a, b in zip(actual, expected, strict=True):
-        if a.shape != b.shape or not np.array_equal(np.isfinite(a), np.isfinite(b)):
-            return float("inf")
-        if b.size == 0:
-            continue
         a, b = a.astype(np.float64), b.astype(np.float64)
         finite = np.isfinite(b)
+        if a.shape != b.shape or not np.isfinite(a[finite]).all():
+            return float("inf")
+        if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+            return float("inf")
         if not finite.any():
             continue
         difference = float(np.abs(a[finite] - b[finite]).max())
@@ -59,7 +60,7 @@ def range_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) ->
 
 def check_state(state: GraphState, target: tvm.target.Target, seed: int = 0) -> float:
     """Compare `state`'s outputs with those of the module it was reached from; see `Comparison`."""
-    return Comparison(GraphState.from_module(state.start.mod, state.ruleset), target, seed).check(state)
+    return Comparison(state.origin(), target, seed).check(state)
 
 
 class Comparison:
@@ -67,21 +68,32 @@ class Comparison:
 
     The weights are drawn anew (the rules hold for any): in a model whose weights are all alike, or whose output is
     saturated by them, a wrong permutation would not show. Where the output is saturated all the same (a softmax over
-    activations that grew from block to block gives zeros and a one), smaller weights are drawn.
+    activations that grew from block to block gives zeros and a one), smaller weights are drawn; where it is not
+    finite (the root of a negative number), weights of the signs that the module has, and at last the module's own.
+
+    RewriteError if less than half of an output is finite with any of them.
     """
 
     def __init__(self, start: GraphState, target: tvm.target.Target, seed: int = 0) -> None:
         self._start, self._target = start, target
         self._inputs = list(random_inputs(start.mod, seed).values())
-        best = -1.0
-        for gain in _GAINS:
-            weights = self._weights = _drawn_weights(start, gain, seed)
-            expected = self._run(start)
-            visible = min((_visible_share(output) for output in expected), default=1.0)
-            if visible > best:
-                best, chosen = visible, (weights, expected)
-            if visible >= _ENOUGH_VISIBLE:
+        best = (-1.0, -1.0)
+        for draw in _DRAWS:
+            if draw.only_if_not_finite and best[0] == 1.0:
                 break
+            weights = self._weights = _drawn_weights(start, draw, seed)
+            expected = self._run(start)
+            finite = min((float(np.isfinite(output).mean()) for output in expected if output.size), default=1.0)
+            visible = min((_visible_share(output) for output in expected), default=1.0)
+            if (finite, visible) > best:
+                best, chosen = (finite, visible), (weights, expected)
+            if finite == 1.0 and visible >= _ENOUGH_VISIBLE:
+                break
+        if best[0] < _ENOUGH_FINITE:
+            raise RewriteError(
+                f"the outputs cannot be compared: {100 * (1 - best[0]):.0f} % of one of them is NaN or infinite on "
+                "random inputs, with the model's own weights too; look for the operator that makes it so"
+            )
         self._weights, self._expected = chosen
 
     def _run(self, state: GraphState) -> list[np.ndarray]:
@@ -117,13 +129,27 @@ class Comparison:
         return actions[wrong - 1], wrong
 
 
-_GAINS = (1.0, 0.5, 0.2)
+@dataclass(frozen=True)
+class _Draw:
+    """How weights are drawn: matrices times `gain`; with the signs that they have; not at all, but as they are."""
+
+    gain: float = 1.0
+    keep_signs: bool = False
+    own: bool = False
+
+    @property
+    def only_if_not_finite(self) -> bool:
+        return self.keep_signs or self.own
+
+
+_DRAWS = (_Draw(1.0), _Draw(0.5), _Draw(0.2), _Draw(keep_signs=True), _Draw(own=True))
 _ENOUGH_VISIBLE = 0.1
+_ENOUGH_FINITE = 0.5
 
 
 def _visible_share(output: np.ndarray) -> float:
-    """How many of the output's elements differ from their median by more than the tolerance: a change of the others
-    could not be seen. 1 for integers and for outputs of a few elements."""
+    """How many of the output's finite elements differ from their median by more than the tolerance: a change of the
+    others could not be seen. 1 for integers and for outputs of a few elements."""
     if output.size <= 16 or output.dtype.kind != "f":
         return 1.0
     finite = output[np.isfinite(output)].astype(np.float64)
@@ -132,29 +158,34 @@ def _visible_share(output: np.ndarray) -> float:
     return float(np.mean(np.abs(finite - np.median(finite)) > TOLERANCE * np.ptp(finite)))
 
 
-def _drawn_weights(start: GraphState, gain: float, seed: int) -> dict[str, tvm.runtime.Tensor]:
+def _drawn_weights(start: GraphState, draw: _Draw, seed: int) -> dict[str, tvm.runtime.Tensor]:
     """A value for each of the start's weight parameters, those that it was given without included."""
     rng = np.random.default_rng(seed)
-    known = start.start.weights
     parameters = start.graph.params[start.graph.inputs :]
+    arrays = {name: tensor.numpy() for name, tensor in start.start.weights.items()}
+    if any(parameter.name not in arrays for parameter in parameters):
+        func = start.graph.function
+        # as if all parameters were inputs: what indexes a table is drawn within it
+        drawn = random_inputs(tvm.IRModule({"main": func.with_attr("num_input", len(func.params))}), seed)
+        arrays = {name: np.abs(a) if draw.only_if_not_finite else a for name, a in drawn.items()} | arrays
     return {
-        p.name: _varied(known[p.name].numpy() if p.name in known else _drawn(p, rng), gain, rng) for p in parameters
+        p.name: tvm.runtime.tensor(arrays[p.name] if draw.own else _varied(arrays[p.name], draw, rng))
+        for p in parameters
     }
 
 
-def _drawn(parameter: relax.Var, rng: np.random.Generator) -> np.ndarray:
-    values = rng.standard_normal([int(extent) for extent in parameter.ty.shape.values])
-    return values.astype(str(parameter.ty.dtype))
-
-
-def _varied(array: np.ndarray, gain: float, rng: np.random.Generator) -> tvm.runtime.Tensor:
+def _varied(array: np.ndarray, draw: _Draw, rng: np.random.Generator) -> np.ndarray:
     """Kernels and matrices of variance 2/fan-in (He et al. 2015) times the gain's square, so that activations neither
-    vanish nor explode; anything smaller (biases, scales, masks) shrunk by factors in [0.9, 1); integers as they are."""
+    vanish nor explode; anything smaller (biases, scales, masks) shrunk by factors in [0.9, 1), or small numbers where
+    all of it is zero: biases of zeros would hide that they are lost; integers as they are."""
     if array.dtype.kind != "f":
-        return tvm.runtime.tensor(array)
-    if sum(extent > 1 for extent in array.shape) < 2:
+        return array
+    if sum(extent > 1 for extent in array.shape) >= 2:
+        fan_in = array.size / array.shape[0 if array.ndim == 4 else -1]
+        drawn = rng.standard_normal(array.shape) * (draw.gain * np.sqrt(2.0 / fan_in))
+        drawn = np.abs(drawn) * np.sign(array) if draw.keep_signs else drawn
+    elif array.any() or draw.keep_signs:
         drawn = array * rng.uniform(0.9, 1.0, array.shape)
     else:
-        fan_in = array.size / array.shape[0 if array.ndim == 4 else -1]
-        drawn = rng.standard_normal(array.shape) * (gain * np.sqrt(2.0 / fan_in))
-    return tvm.runtime.tensor(drawn.astype(array.dtype))
+        drawn = 0.1 * rng.standard_normal(array.shape)
+    return drawn.astype(array.dtype)

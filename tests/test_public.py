@@ -76,7 +76,7 @@ def test_graph_cost_gives_every_metric(mod):
 
 
 def test_environment_is_registered(mod):
-    env = gymnasium.make("rlflow_tvm/GraphRewrite-v0", mod=mod, target=TARGET, disable_env_checker=True)
+    env = gymnasium.make("rlflow_tvm.envs:rlflow_tvm/GraphRewrite-v0", mod=mod, target=TARGET, disable_env_checker=True)
     observation, info = env.reset(seed=0)
     assert info["run_secs"] == env.unwrapped.run_secs
     assert observation["rule_mask"][env.unwrapped.stop] == 1
@@ -87,6 +87,8 @@ def test_environment_is_registered(mod):
 def test_unknown_names_are_refused():
     with pytest.raises(UsageError, match="no search"):
         rl.Superoptimize(TARGET, search="clever")
+    with pytest.raises(UsageError, match="seed -1"):
+        rl.Superoptimize(TARGET, agent="no.safetensors", seed=-1)
     with pytest.raises(UsageError, match="abacus"):
         rl.Superoptimize("abacus")
     with pytest.raises(AttributeError, match="nothing"):

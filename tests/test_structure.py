@@ -184,20 +184,26 @@ def test_no_file_is_too_long():
     assert {path: length for path, length in lengths.items() if length > LONGEST_FILE} == {}
 
 
-DEPLOYED = f"""
-import sys
-import rlflow_tvm as rl
-rl.ApplyPlan, rl.from_onnx, rl.pipeline, rl.compile
-print(",".join(name for name in {LAZY_LIBRARIES!r} if name in sys.modules))
-print(",".join(name for name in sys.modules if name.startswith("rlflow_tvm.agents")))
-"""
+def loaded(names: str) -> set[str]:
+    """What is in `sys.modules` of a process that has read these names of the package."""
+    program = f"import sys, rlflow_tvm as rl; {names}; print(*sys.modules)"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
 
 
 def test_deployed_build_loads_no_learning():
-    command = [sys.executable, "-c", DEPLOYED]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "\n\n"
+    modules = loaded("rl.ApplyPlan, rl.from_onnx, rl.pipeline, rl.compile")
+    assert "rlflow_tvm.frontend" in modules
+    assert not modules & {*LAZY_LIBRARIES, f"{NAME}.agents"}
+
+
+def test_replaying_a_plan_loads_neither_measuring_nor_environments():
+    modules = loaded("rl.ApplyPlan, rl.Plan, rl.pipeline, rl.compile")
+    rooms = {name.split(".")[1] for name in modules if name.startswith(f"{NAME}.")}
+    assert rooms == {*EVERYONES, "kernels", "passes", "replay"}
+    assert not modules & {*LAZY_LIBRARIES, "gymnasium", "onnx"}
 
 
 def test_pipeline_is_registered_by_importing_the_package():

@@ -81,11 +81,6 @@ class CompactObservation:
         """How many actions are legal."""
         return len(self.site_rules)
 
-    def site_of(self, rule: int, location: int) -> int | None:
-        """The index of the site (rule, location), None where it is masked."""
-        found = np.flatnonzero((self.site_rules == rule) & (self.site_locations == location))
-        return int(found[0]) if len(found) else None
-
 
 def compact(observation: Mapping[str, Any], sizes: ObservationSizes) -> CompactObservation:
     """The compact form of an environment's observation; AgentError where it does not fit `sizes` or its masks clash."""

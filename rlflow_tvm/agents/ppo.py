@@ -59,9 +59,11 @@ class PPO:
         """Learn from whole episodes; returns the update's numbers, means over its gradient steps.
 
         Raises:
-            AgentError: a loss or gradient is no longer finite.
+            AgentError: a reward or gradient is not finite.
         """
         config = self.config
+        if not all(np.isfinite(episode.rewards).all() for episode in episodes):
+            raise AgentError("PPO: a reward is not finite; mend the environment, then resume from the last checkpoint")
         if config.scale_rewards:
             for episode in episodes:
                 self.reward_scale.add(np.asarray(episode.rewards), config.gamma)
@@ -100,7 +102,7 @@ class PPO:
         norm = utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
         if not math.isfinite(float(norm)):
             raise AgentError(
-                f"PPO: the gradient's norm became {float(norm)}; lower learning_rate or look for an infinite reward, "
+                f"PPO: the gradient's norm became {float(norm)}; lower learning_rate, "
                 "then resume from the last checkpoint"
             )
         self.optimizer.step()
@@ -131,14 +133,21 @@ class PPO:
         """Take over what `tensors` and `numbers` gave; sets torch's global random state.
 
         Raises:
-            AgentError: a parameter is missing or has another shape.
+            AgentError: a parameter is missing or has another shape, or part of the optimizer's state is missing.
         """
+        moments = {
+            parameter: {key: f"optimizer.{name}.{key}" for key in _ADAM_STATE}
+            for name, parameter in self.policy.named_parameters()
+        }
+        missing = [name for keys in moments.values() for name in keys.values() if name not in tensors]
+        # a checkpoint from before the first gradient step has none
+        if missing and any(name.startswith("optimizer.") for name in tensors):
+            raise AgentError(f"checkpoint: {missing[0]} is missing; take another checkpoint or train anew")
         load_policy_tensors(self.policy, tensors)
-        for name, parameter in self.policy.named_parameters():
-            keys = {key: f"optimizer.{name}.{key}" for key in _ADAM_STATE}
-            # a checkpoint from before the first gradient step has none
-            if all(key in tensors for key in keys.values()):
-                self.optimizer.state[parameter] = {key: tensors[full].clone() for key, full in keys.items()}
+        self.optimizer.state.clear()
+        if not missing:
+            for parameter, keys in moments.items():
+                self.optimizer.state[parameter] = {key: tensors[name].clone() for key, name in keys.items()}
         self.rng.bit_generator.state = numbers["random"]
         self.reward_scale = RewardScale(**numbers["reward_scale"])
         torch.set_rng_state(tensors["random.torch"])

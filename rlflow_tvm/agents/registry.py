@@ -33,6 +33,10 @@ class AgentKind:
         """The kind's settings, defaults where none is given; AgentError for unknown or impossible ones."""
         return _named(self.config_class).from_dict(settings or {})
 
+    def check_folder(self, folder: str | Path, resume: bool = False) -> None:
+        """AgentError if `train` would refuse the folder."""
+        _named("rlflow_tvm.agents.training:check_folder")(Path(folder), resume)
+
     def train(
         self, env: gymnasium.Env, config: Any, total_steps: int, seed: int, out_dir: str | Path, **options: Any
     ) -> TrainingResult:

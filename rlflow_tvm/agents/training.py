@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -106,7 +107,7 @@ def train(
     folder = Path(out_dir)
     if total_steps < 1 or seed < 0:
         raise AgentError(f"train: total_steps {total_steps} must be at least 1 and seed {seed} at least 0")
-    _check_folder(folder, resume)
+    check_folder(folder, resume)
     sizes = ObservationSizes.from_space(env.observation_space)
     # through JSON, so that it compares equal to what is read back
     identity = json.loads(json.dumps({"config": config.as_dict(), "seed": seed, "metadata": dict(metadata or {})}))
@@ -205,9 +206,13 @@ def _torch_settings(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _check_folder(folder: Path, resume: bool) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise AgentError(f"{folder}: is a file; give another output folder")
+def check_folder(folder: Path, resume: bool) -> None:
+    """AgentError if a training cannot begin in `folder`, or with `resume` go on in it: to be asked before long work."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise AgentError(f"{there}: is a file; give another output folder")
+    if not os.access(there, os.W_OK):
+        raise AgentError(f"{there}: cannot be written; give another output folder")
     ours = [checkpoint.FILE_NAME, progress.FILE_NAME]
     found = [name for name in ours if (folder / name).exists()]
     if found and not resume:

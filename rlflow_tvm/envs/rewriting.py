@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from copy import copy, deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -110,7 +112,7 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
             self._over = True
             return observe(self.state, self._refused), 0.0, True, False, self._info("stop")
         move = self.action_of(rule, location)
-        name = self.rule_names[rule] if rule < self.stop else "stop"
+        name = (*self.rule_names, "stop")[rule] if 0 <= rule <= self.stop else "none"
         if move is None:
             self._over = truncated
             info = self._info(name) | {"invalid": True}
@@ -146,18 +148,26 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         return None if action in self._refused else action
 
     def fork(self) -> GraphRewriteEnv:
-        """An independent environment in the same state, sharing the measurements."""
+        """An independent environment in the same state, random numbers included, sharing the measurements."""
         other = GraphRewriteEnv.__new__(GraphRewriteEnv)
         other.__dict__.update(self.__dict__)
         other._refused = set(self._refused)
         other._owns_cost_model = False
+        other._np_random = deepcopy(self._np_random)
+        other.action_space = copy(self.action_space)  # only its generator changes
+        other.action_space._np_random = deepcopy(self.action_space._np_random)
         return other
 
     def replay(self, plan: Plan) -> None:
-        """Reset and apply `plan`; PlanError if it is not for this module."""
+        """Reset and apply `plan`; PlanError if it is not for this module, EnvError if its graph cannot be priced."""
+        state = self.problem.start.replay(plan)
+        if state.graph.is_empty:
+            raise EnvError("the plan leaves nothing to compute, and so to build and to price: search again")
+        cost = self.problem.cost(state)
+        if not math.isfinite(cost.run_secs):
+            raise EnvError(f"the plan's graph cannot be priced: kernel {cost.failed[0]} fails; search again")
         self._begin()
-        self.state = self.problem.start.replay(plan)
-        self.cost = self.problem.cost(self.state)
+        self.state, self.cost = state, cost
         self.best_cost = min(self._start_cost, self.cost, key=lambda c: c.run_secs)  # of those that were priced
         self._steps = len(plan)
 

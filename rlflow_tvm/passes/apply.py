@@ -19,9 +19,9 @@ from rlflow_tvm.passes.term import Apply, Item, Number, Term, Var
 def apply_match(graph: Graph, match: Match, parameters: Mapping[str, Any]) -> Graph:
     """The graph after rewriting `match`; `parameters` are the rule set's, for its attribute expressions.
 
-    RewriteError if the right side is ill-typed or depends on itself.
+    RewriteError if the right side is ill-typed, depends on itself or is what stands there already.
     """
-    builder = _Builder(graph, {**parameters, **match.env}, match.roots[0].ty)
+    builder = _Builder(graph, {**parameters, **match.env}, match.roots)
     roots: dict[relax.Var, relax.Expr] = {}
     for root, term in zip(match.roots, match.rule.equation.right, strict=True):
         try:
@@ -31,15 +31,30 @@ def apply_match(graph: Graph, match: Match, parameters: Mapping[str, Any]) -> Gr
         if not tvm_ffi.structural_equal(expr.ty, root.ty):
             raise RewriteError(f"rule {match.rule.name}: {root.name} would change its type from {root.ty} to {expr.ty}")
         roots[root] = expr
-    return graph.rewritten(*builder.bound_to(roots))
+    roots, new = builder.bound_to(roots)
+    bound = {node.var: node for node in new}
+    if all(expr.same_as(root) and _unchanged(graph.node(root), bound.get(root)) for root, expr in roots.items()):
+        raise RewriteError(f"rule {match.rule.name}: at {match.roots[0].name} it changes nothing")
+    return graph.rewritten(roots, new)
+
+
+def _unchanged(old: Node | None, new: Node | None) -> bool:
+    return old is not None and (new is None or _equal(old, new))
+
+
+def _equal(a: Node, b: Node) -> bool:
+    return a.op == b.op and a.inputs == b.inputs and tvm_ffi.structural_equal(a.value, b.value)
 
 
 class _Builder:
-    """Builds terms over a match as new nodes, sharing equal ones with each other and with the graph."""
+    """Builds terms over a match as new nodes, sharing equal ones with each other and with the graph.
 
-    def __init__(self, graph: Graph, env: Mapping[str, Any], ty: relax.TensorType) -> None:
-        self._graph, self._env = graph, env
-        self._dtype = str(getattr(ty, "dtype", None) or "float32")
+    The roots are not shared: they are about to be bound to something else.
+    """
+
+    def __init__(self, graph: Graph, env: Mapping[str, Any], roots: tuple[relax.Var, ...]) -> None:
+        self._graph, self._env, self._roots = graph, env, frozenset(roots)
+        self._dtype = str(getattr(roots[0].ty, "dtype", None) or "float32")
         self._normalizer = relax.BlockBuilder()
         self.new: dict[relax.Var, Node] = {}
 
@@ -68,8 +83,7 @@ class _Builder:
         if candidate.inputs:
             first = candidate.inputs[0]
             for node in (*self._graph.users.get(first, ()), *self.new.values()):
-                same = node.op == candidate.op and node.inputs == candidate.inputs
-                if same and tvm_ffi.structural_equal(node.value, value):
+                if node.var not in self._roots and _equal(node, candidate):
                     return node.var
         self.new[candidate.var] = candidate
         return candidate.var

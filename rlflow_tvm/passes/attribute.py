@@ -71,8 +71,12 @@ def dim(tensor: relax.Expr, axis: int) -> int:
     return shape(tensor)[axis]
 
 
+def dtype(tensor: relax.Expr) -> str:
+    return str(tensor.ty.dtype)
+
+
 def is_float(tensor: relax.Expr) -> bool:
-    return "float" in str(tensor.ty.dtype)
+    return "float" in dtype(tensor)
 
 
 def compose(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
@@ -109,6 +113,7 @@ def permuted(extents: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "shape": shape,
     "dim": dim,
+    "dtype": dtype,
     "is_float": is_float,
     "rank": lambda tensor: len(shape(tensor)),
     "compose": compose,

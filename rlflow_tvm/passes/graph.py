@@ -89,9 +89,10 @@ class Graph:
         return not any(isinstance(n.value, relax.Call) and n.var not in self.weight_only for n in self.nodes)
 
     @cached_property
-    def bindings_map(self) -> dict[relax.Var, relax.Expr]:
-        """Variable -> value, as `relax.dpl` patterns need it to see through variables."""
-        return {node.var: node.value for node in self.nodes}
+    def bindings_map(self) -> tvm_ffi.Map[relax.Var, relax.Expr]:
+        """Variable -> value, as `relax.dpl` patterns need it to see through variables (a dictionary would be copied
+        at each match)."""
+        return tvm_ffi.Map({node.var: node.value for node in self.nodes})
 
     @cached_property
     def function(self) -> relax.Function:
@@ -106,7 +107,7 @@ class Graph:
         return tvm_ffi.structural_hash(self.function) & (2**64 - 1)
 
     def rewritten(self, roots: Mapping[relax.Var, relax.Expr], new: Iterable[Node]) -> Graph:
-        """This graph with each root bound to (or replaced by) its new expression.
+        """This graph with each root bound to (or replaced by) its new expression; a root given as itself stays.
 
         `new` holds the nodes that the new expressions need, root variables included where the root keeps its name.
         Dead nodes are dropped. RewriteError if the result would depend on itself.
@@ -119,7 +120,7 @@ class Graph:
             if node.var in roots and pending:
                 nodes += pending
                 pending = []
-            if node.var not in roots:
+            if node.var not in replaced and node.var not in added:
                 nodes.append(node)
         output = self.output
         if replaced:
@@ -163,14 +164,15 @@ def _substitute_all(
     that bound it binds the output's variable from now on.
     """
     outputs = set(_variables(output))
-    mapping: dict[relax.Var, relax.Expr] = {}
-    for old, new in replaced.items():
-        while new in mapping:
-            new = mapping[new]
+    ends = {old: _end(old, replaced) for old in replaced}
+    renamed: dict[relax.Expr, relax.Var] = {}  # decided first: other variables may be replaced by the same node
+    for old, new in ends.items():
         if old in outputs and isinstance(new, relax.DataflowVar):
-            mapping[new] = old
-        else:
-            mapping[old] = new
+            renamed.setdefault(new, old)
+    mapping: dict[relax.Var, relax.Expr] = {new: old for new, old in renamed.items() if isinstance(new, relax.Var)}
+    for old, new in ends.items():
+        if not renamed.get(new, new).same_as(old):
+            mapping[old] = renamed.get(new, new)
     builder = relax.BlockBuilder()
     result = []
     for node in nodes:
@@ -183,6 +185,15 @@ def _substitute_all(
             node = Node.of(var, value)
         result.append(node)
     return result, substitute(output, mapping)
+
+
+def _end(var: relax.Expr, replaced: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
+    """What `var` is replaced by at last; RewriteError if there is no end."""
+    for _ in replaced:
+        var = replaced.get(var, var)
+    if var in replaced:
+        raise RewriteError(f"the rewrite would make {var.name} depend on itself")
+    return var
 
 
 def _live(nodes: list[Node], output: relax.Expr) -> list[Node]:

@@ -16,7 +16,7 @@ from rlflow_tvm.passes.attribute import shape
 from rlflow_tvm.passes.graph import Graph, Node
 from rlflow_tvm.passes.ops import CLASSES, COMMUTATIVE, OPERATORS, Operator
 from rlflow_tvm.passes.rule import RewriteRule
-from rlflow_tvm.passes.term import Apply, Item, Number, Term, Var, subterms
+from rlflow_tvm.passes.term import Apply, Item, Number, Term, Var
 
 
 class Mismatch(Exception):
@@ -184,8 +184,3 @@ def bind(name: str, value: Any, env: dict[str, Any], expr: relax.Expr) -> None:
         env[name] = value
     elif not _same(env[name], value):
         raise Mismatch(f"{name} would stand for two different things", expr)
-
-
-def tensors_of(term: Term) -> list[str]:
-    """Tensor variables of `term` in the order of their first use."""
-    return list(dict.fromkeys(t.name for t in subterms(term) if isinstance(t, Var)))

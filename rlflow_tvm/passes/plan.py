@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +65,8 @@ class Plan:
             temporary.write_text(json.dumps(data, indent=1) + "\n")
             temporary.replace(path)
         except OSError as error:
+            with suppress(OSError):  # its folder may be a file
+                temporary.unlink(missing_ok=True)
             raise PlanError(f"{path}: the plan cannot be written ({error.strerror})") from error
 
     @staticmethod

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from rlflow_tvm.errors import RewriteError
-from rlflow_tvm.passes.attribute import Attribute
+from rlflow_tvm.passes.attribute import FUNCTIONS, Attribute
 from rlflow_tvm.passes.term import Apply, Equation, Item, Term, Var, depth, parse_equation, subterms
 
 Attributes = Mapping[str, Any]
@@ -60,15 +60,22 @@ class RewriteRule:
         self._check_names()
 
     def _check_names(self) -> None:
-        """RewriteError if an attribute expression is malformed or reads what nothing binds."""
+        """RewriteError if an attribute expression is malformed or reads what nothing binds, or if a variable has the
+        name of a parameter or function, which it would hide."""
         left, right = (
             [t for term in side for t in subterms(term) if isinstance(t, Apply)]
             for side in (self.equation.left, self.equation.right)
         )
-        bound = {*PARAMETERS, *self.tensors(self.equation.left)}
+        bound = self.tensors(self.equation.left)
         for apply in left:
             bound.update(name for name in (apply.rest, apply.member) if name is not None)
             bound.update(a.variable for _, a in apply.attributes if a.variable is not None)
+        hidden = (bound | {name for name, _ in self.equation.lets}) & {*PARAMETERS, *FUNCTIONS}
+        if hidden:
+            raise RewriteError(
+                f"rule {self.name}: {', '.join(sorted(hidden))} is a parameter or function: name the variable otherwise"
+            )
+        bound.update(PARAMETERS)
         for name, value in self.equation.lets:
             value.check(bound)
             bound.add(name)

@@ -10,7 +10,7 @@ from functools import cached_property
 import tvm
 
 from rlflow_tvm.errors import PlanError, RewriteError
-from rlflow_tvm.ir import Detached, detach
+from rlflow_tvm.ir import Detached, check_static, detach
 from rlflow_tvm.passes.apply import apply_match
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.match import Match
@@ -65,10 +65,19 @@ class GraphState:
 
     @staticmethod
     def from_module(mod: tvm.IRModule, ruleset: RuleSet) -> GraphState:
-        """The state of `mod` (bound or detached) with no action taken."""
+        """The state of `mod` (bound or detached) with no action taken; UsageError if it cannot be rewritten."""
         start = detach(mod)
+        check_static(start.mod["main"])
+        return GraphState._beginning(start, ruleset)
+
+    @staticmethod
+    def _beginning(start: Detached, ruleset: RuleSet) -> GraphState:
         graph = Graph.from_function(start.mod["main"])
         return GraphState(start, Matches.of(graph, ruleset), (), graph.structural_hash)
+
+    def origin(self) -> GraphState:
+        """The state that this one was reached from, with no action taken: the same module and weights."""
+        return GraphState._beginning(self.start, self.ruleset)
 
     @property
     def graph(self) -> Graph:

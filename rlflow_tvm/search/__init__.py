@@ -26,8 +26,15 @@ SEARCHES: dict[str, Callable[[int], Search]] = {
 }
 
 
+def check_seed(seed: int) -> None:
+    """UsageError for a seed that no generator takes."""
+    if seed < 0:
+        raise UsageError(f"seed {seed}: give 0 or more")
+
+
 def make_search(name: str, seed: int = 0) -> Search:
-    """The search called `name`; UsageError lists the names."""
+    """The search called `name`; UsageError lists the names. `seed` is at least 0."""
+    check_seed(seed)
     if name not in SEARCHES:
         raise UsageError(f"no search is called {name!r}: there are {', '.join(SEARCHES)}")
     return SEARCHES[name](seed)
@@ -41,6 +48,7 @@ __all__ = [
     "RandomSearch",
     "Search",
     "SearchResult",
+    "check_seed",
     "make_search",
     "random_action",
 ]

@@ -36,8 +36,8 @@ def test_compact_keeps_exactly_the_legal_pairs(reset):
         np.stack([kept.site_rules, kept.site_locations], axis=1), np.argwhere(observation["location_mask"])
     )
     assert np.array_equal(kept.site_nodes, observation["location_nodes"][observation["location_mask"] == 1])
-    assert kept.site_of(1, 3) == 9
-    assert kept.site_of(2, 0) is None
+    assert (kept.site_rules[9], kept.site_locations[9]) == (1, 3)
+    assert 2 not in kept.site_rules
 
 
 def test_a_masked_rule_loses_its_sites_and_stop_has_one_location(reset):

@@ -126,16 +126,38 @@ def test_gradients_are_clipped_to_the_norm(sizes, random_observation):
     assert float(applied) == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_an_infinite_reward_is_an_error_and_leaves_the_parameters(sizes, random_observation):
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [("rewards", math.inf, "a reward"), ("rewards", math.nan, "a reward"), ("values", math.nan, "lower learning_rate")],
+)
+def test_what_is_not_finite_is_an_error_and_leaves_the_learner(field, value, message, sizes, random_observation):
     with torch.random.fork_rng(devices=[]):
         learner = PPO(sizes, PPOConfig(hidden=16, rounds=1, scale_rewards=False), seed=0)
     observation = random_observation(np.random.default_rng(0), sites=6)
-    before = [value.clone() for value in learner.policy.parameters()]
+    before = [parameter.clone() for parameter in learner.policy.parameters()]
     episodes = one_step_episodes(learner, observation, lambda site: float(site))
-    episodes[0].values[0] = math.nan
-    with pytest.raises(AgentError, match="lower learning_rate"):
+    getattr(episodes[0], field)[0] = value
+    with pytest.raises(AgentError, match=message):
         learner.update(episodes)
+    assert math.isfinite(learner.reward_scale.deviation)
     assert all(torch.equal(old, new) for old, new in zip(before, learner.policy.parameters(), strict=True))
+
+
+def test_part_of_the_optimizers_state_is_refused_and_none_is_not(sizes, random_observation):
+    config = PPOConfig(hidden=8, rounds=1, n_epochs=1)
+    with torch.random.fork_rng(devices=[]):
+        learner, other = (PPO(sizes, config, seed=seed) for seed in (0, 1))
+        learner.update(one_step_episodes(learner, random_observation(np.random.default_rng(0)), float))
+        tensors, numbers = learner.tensors(), learner.numbers()
+        lost = next(name for name in tensors if name.endswith(".exp_avg"))
+        before = [parameter.clone() for parameter in other.policy.parameters()]
+        with pytest.raises(AgentError, match=lost):
+            other.restore({name: tensor for name, tensor in tensors.items() if name != lost}, numbers)
+        assert all(torch.equal(old, new) for old, new in zip(before, other.policy.parameters(), strict=True))
+        other.restore({name: t for name, t in tensors.items() if not name.startswith("optimizer.")}, numbers)
+        assert not other.optimizer.state
+        other.restore(tensors, numbers)
+        assert len(other.optimizer.state) == len(before)
 
 
 def play(env, seed, choose):

@@ -9,6 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from rlflow_tvm import cli
+from rlflow_tvm.errors import RlflowError
+
 
 def one_line(completed, code: int, *words: str) -> None:
     assert completed.returncode == code, completed.stderr
@@ -102,6 +105,19 @@ def test_nothing_is_left_behind(run, tmp_path):
 def test_unwritable_output_is_refused_before_the_work(run, tmp_path):
     path = relu_model(tmp_path / "relu.onnx")
     one_line(run("optimize", path, "--plan", tmp_path / "nowhere" / "plan.json"), 2, "nowhere")
+    for option in ("--plan", "--json"):
+        one_line(run("optimize", tmp_path / "no.onnx", option, tmp_path), 2, "is a folder")
+
+
+def test_figures_that_cannot_be_written_leave_nothing_behind(tmp_path):
+    path = tmp_path / "figures.json"
+    path.mkdir()  # made after the check
+    with pytest.raises(RlflowError, match=r"figures\.json: cannot be written") as caught:
+        cli.write_json(path, {"a": 1})
+    assert "\n" not in str(caught.value)
+    assert [found.name for found in tmp_path.iterdir()] == ["figures.json"]
+    with pytest.raises(RlflowError, match="cannot be written"):
+        cli.write_json(tmp_path / "nowhere" / "figures.json", {"a": 1})
 
 
 @pytest.mark.parametrize("command", ["optimize", "train", "compare"])
@@ -115,3 +131,8 @@ def test_help_names_every_option(run, command):
 def test_wrong_use_exits_with_two(run):
     assert run("optimize").returncode == 2
     assert run("train", "--no-such-option").returncode == 2
+    for command in ("optimize", "compare"):
+        completed = run(command, "no.onnx", "--seed", -1)
+        assert completed.returncode == 2
+        assert "Traceback" not in completed.stderr
+        assert "seed" in completed.stderr

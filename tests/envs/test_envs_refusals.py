@@ -71,17 +71,36 @@ def test_rewrite_that_is_ill_typed_is_refused():
     assert observation["rule_mask"].tolist() == [0, 1]
 
 
-def test_rewrite_that_leaves_nothing_to_compute_is_refused():
-    def body(emit, x):
-        return OPERATORS["unpack"].make([emit(OPERATORS["pack"].make([x], {"block": 4}))], {"block": 4})
+def unpacked(emit, x):
+    return OPERATORS["unpack"].make([emit(OPERATORS["pack"].make([x], {"block": 4}))], {"block": 4})
 
-    env = make_env(module({"x": (1, 8, 3, 3)}, {}, body))
+
+def test_rewrite_that_leaves_nothing_to_compute_is_refused():
+    env = make_env(module({"x": (1, 8, 3, 3)}, {}, unpacked))
     env.reset(seed=0)
     state = env.state
     _, reward, *_, info = env.step(rule_action(env, "cancel_unpack_of_pack"))
     assert reward == 0.0
     assert "refused" in info
     assert env.state is state
+
+
+def test_plan_whose_graph_cannot_be_priced_is_refused():
+    env = make_env(conv_chain(), fails=lambda node: node.op == "relax.layout_transform")
+    env.reset(seed=0)
+    state = env.state
+    plan = state.apply(env.action_of(*rule_action(env, "block_conv"))).plan
+    with pytest.raises(EnvError, match=r"plan's graph cannot be priced: kernel relax\.layout_transform fails"):
+        env.replay(plan)
+    assert env.state is state
+    assert math.isfinite(env.run_secs)
+
+
+def test_plan_that_leaves_nothing_to_compute_is_refused():
+    env = make_env(module({"x": (1, 8, 3, 3)}, {}, unpacked))
+    env.reset(seed=0)
+    with pytest.raises(EnvError, match="nothing to compute"):
+        env.replay(env.state.apply(env.action_of(*rule_action(env, "cancel_unpack_of_pack"))).plan)
 
 
 def test_module_that_fails_as_it_is():

@@ -67,7 +67,7 @@ def test_legal_action_is_the_rewrite_it_stands_for():
     assert env.plan == expected.plan
 
 
-@pytest.mark.parametrize("action", [(0, 199), (-1, 0), (10_000, 0), (0, 200), (0, -1)])
+@pytest.mark.parametrize("action", [(0, 199), (-1, 0), (-100, 0), (-(10**4), 0), (10_000, 0), (0, 200), (0, -1)])
 def test_invalid_action_costs_a_hundred_and_changes_nothing(action):
     env = make_env(conv_chain())
     before, _ = env.reset(seed=0)
@@ -75,6 +75,7 @@ def test_invalid_action_costs_a_hundred_and_changes_nothing(action):
     observation, reward, terminated, truncated, info = env.step(np.array(action))
     assert (reward, terminated, truncated) == (-100.0, False, False)
     assert info["invalid"]
+    assert info["rule"] == (env.rule_names[0] if action[0] == 0 else "none")
     assert env.state is state
     assert np.array_equal(observation["location_mask"], before["location_mask"])
 
@@ -174,6 +175,17 @@ def test_fork_is_independent():
     fork.reset(seed=0)
     with pytest.raises(EnvError):
         env.step(stop_action(env))
+
+
+def test_fork_draws_its_own_random_numbers():
+    """The same ones, whatever the other draws meanwhile."""
+    env = make_env(conv_chain())
+    env.reset(seed=0)
+    env.action_space.seed(1)
+    fork = env.fork()
+    drawn = [[e.action_space.sample().tolist() for _ in range(3)] + [e.np_random.random()] for e in (env, fork)]
+    assert drawn[0] == drawn[1]
+    assert env.action_space == fork.action_space
 
 
 def test_replay_brings_back_the_state():

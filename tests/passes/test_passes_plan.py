@@ -17,14 +17,14 @@ import rlflow_tvm
 from rlflow_tvm.errors import PlanError
 from rlflow_tvm.ir import detach
 from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RuleSet, default_rules
+from rlflow_tvm.replay import replay
 from rlflow_tvm.search import random_action
-from rlflow_tvm.superoptimize import replay
 
 REPLAY = """
 import sys
 import tvm
 from rlflow_tvm.passes import Plan
-from rlflow_tvm.superoptimize import replay
+from rlflow_tvm.replay import replay
 
 with open(sys.argv[1]) as file:
     mod = tvm.ir.load_json(file.read())
@@ -79,6 +79,10 @@ def test_place_that_cannot_be_written(state, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(PlanError, match="cannot be written"):
         state.plan.save(tmp_path / "file" / "plan.json")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(PlanError, match="cannot be written"):
+        state.plan.save(tmp_path / "folder")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
 def test_replay_gives_the_same_state(state, saved):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -183,3 +184,22 @@ def test_integers_are_not_divided_by_multiplying():
 
     assert divided("float32").sites["divide_to_multiply"]
     assert not divided("int32").sites["divide_to_multiply"]
+
+
+@pytest.mark.parametrize("name", ["conv_factor_kernels", "fold_scale_into_conv"])
+def test_narrow_weights_of_a_wide_result_are_not_added_or_scaled(name):
+    """int8 kernels of 100 and 100 add up to -56 in int8, and to 200 in int32."""
+
+    def sites(dtype: str, out_dtype: str | None) -> int:
+        conv = functools.partial(rx.nn.conv2d, out_dtype=out_dtype)
+
+        def body(emit, x, w, v, s):
+            y = emit(conv(x, w))
+            return rx.add(y, emit(conv(x, v))), rx.multiply(y, emit(rx.astype(s, out_dtype or dtype)))
+
+        weights = {"w": (2, 1, 1, 1), "v": (2, 1, 1, 1), "s": (1, 2, 1, 1)}
+        mod = module({"x": (1, 1, 2, 2)}, weights, body, dtype)
+        return len(GraphState.from_module(mod, RuleSet((BY_NAME[name],), LANES)).sites[name])
+
+    assert sites("int8", "int32") == sites("float16", "float32") == 0
+    assert sites("int8", None) == sites("float32", None) == sites("float32", "float32") > 0

@@ -122,10 +122,25 @@ def test_block_is_all_lanes_or_half_of_them(channels, block):
 
 
 def site_keys(state: GraphState, matches: Matches) -> dict[str, list[tuple]]:
-    """By rule: where it matches, in which operand order, and on which shapes."""
+    """By rule: where it matches, in which operand order, and what its variables stand for."""
     position = state.graph.position
+    named = {var: f"parameter {i}" for i, var in enumerate(state.graph.params)}
+    named |= {var: f"binding {i}" for var, i in position.items()}
+
+    def meant(value: object) -> str:
+        if isinstance(value, tvm.ir.GenericConst):
+            return f"constant {value.value.numpy().tolist()}"
+        return named[value] if isinstance(value, relax.Var) else str(value)
+
     return {
-        rule: sorted((tuple(position[root] for root in match.roots), match.variant) for match in found)
+        rule: sorted(
+            (
+                tuple(position[root] for root in match.roots),
+                match.variant,
+                tuple(sorted((name, meant(value)) for name, value in match.env.items())),
+            )
+            for match in found
+        )
         for rule, found in matches.by_rule.items()
     }
 

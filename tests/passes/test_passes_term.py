@@ -109,6 +109,21 @@ def test_malformed_condition_is_refused(when):
         RewriteRule("bad", "none", "relu(x) => x", when=(when,))
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("relu(block) => relu(block)", "block"),
+        ("pack(x, block=lanes) => x", "lanes"),
+        ("conv2d(x, w, **range) => x", "range"),
+        ("Unary[max](x) => x", "max"),
+        ("relu(x) => reshape(x, shape=shape) where shape = [dim(x, 0)]", "shape"),
+    ],
+)
+def test_variable_that_would_hide_a_parameter_or_function_is_refused(text, name):
+    with pytest.raises(RewriteError, match=f"rule bad: {name} is a parameter or function"):
+        RewriteRule("bad", "none", text)
+
+
 def touch(path: Path) -> str:
     return f"__import__('pathlib').Path({str(path)!r}).touch()"
 

@@ -291,3 +291,9 @@ def test_searches_are_made_by_name(name):
 def test_unknown_search_is_refused():
     with pytest.raises(UsageError, match="no search is called 'best': there are greedy"):
         make_search("best")
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_negative_seed_is_refused(name):
+    with pytest.raises(UsageError, match="seed -1: give 0 or more"):
+        make_search(name, seed=-1)

@@ -11,7 +11,9 @@ DEFAULT = {
 _SAME = {**DEFAULT, "padding": (1, 1, 1, 1)}
 _STRIDED = {**DEFAULT, "strides": (2, 2)}
 _PLAIN = 'k["groups"] == 1', 'k["kernel_layout"] == "OIHW"', 'k["data_layout"] == "NCHW"', 'k["out_layout"] == "NCHW"'
+_ONE_TYPE = 'k["out_dtype"] in [None, dtype({})]'  # sums and products of int8 weights would not fit into int8
 _AB = ("a", "b")
+_WIDE = {**DEFAULT, "out_dtype": "float64"}
 
 _TWO_KERNELS = (
     Instance({"x": (1, 3, 6, 6), "a": (4, 3, 3, 3), "b": (2, 3, 3, 3)}, {"k": _SAME}, _AB),
@@ -81,7 +83,7 @@ RULES = (
         "fold_scale_into_conv", "fold",
         "multiply(conv2d(x, w, **k), s) => conv2d(x, multiply(w, reshape(s, shape=[dim(w, 0), 1, 1, 1])), **k)",
         when=("is_weight(w)", "is_weight(s)", 'k["kernel_layout"] == "OIHW"', 'k["out_layout"] == "NCHW"',
-              "shape(s) == [1, dim(w, 0), 1, 1]"),
+              "shape(s) == [1, dim(w, 0), 1, 1]", _ONE_TYPE.format("w")),
         instances=(
             Instance({"x": (1, 3, 6, 6), "w": (4, 3, 3, 3), "s": (1, 4, 1, 1)}, {"k": _SAME}, ("w", "s")),
             Instance({"x": (2, 1, 5, 4), "w": (1, 1, 1, 1), "s": (1, 1, 1, 1)}, {"k": DEFAULT}, ("w", "s")),
@@ -96,7 +98,7 @@ RULES = (
     RewriteRule(
         "conv_factor_kernels", "conv_algebra",
         "add(conv2d(x, a, **k), conv2d(x, b, **k)) => conv2d(x, add(a, b), **k)",
-        when=("shape(a) == shape(b)",), symmetric=True,
+        when=("shape(a) == shape(b)", _ONE_TYPE.format("a")), symmetric=True,
         instances=(
             Instance({"x": (1, 3, 6, 6), "a": (4, 3, 3, 3), "b": (4, 3, 3, 3)}, {"k": _SAME}),
             Instance({"x": (2, 1, 5, 4), "a": (1, 1, 1, 1), "b": (1, 1, 1, 1)}, {"k": DEFAULT}),
@@ -106,6 +108,7 @@ RULES = (
             Instance({"x": (1, 3, 6, 6), "a": (4, 3, 3, 3), "b": (4, 3, 1, 1)},
                      {"k": _SAME, "j": DEFAULT}, left="add(conv2d(x, a, **k), conv2d(x, b, **j))",
                      reason="k would stand for two different things"),
+            Instance({"x": (1, 3, 6, 6), "a": (4, 3, 3, 3), "b": (4, 3, 3, 3)}, {"k": _WIDE}, reason="dtype(a)"),
         ),
     ),
     RewriteRule(

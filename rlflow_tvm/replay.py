@@ -1,0 +1,36 @@
+"""What a deployed build needs: repeating a plan and compiling, without measuring, environments or learning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from rlflow_tvm.kernels import as_target, pipeline
+from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RuleSet
+
+
+@tvm.transform.module_pass(opt_level=0, name="rlflow_tvm.ApplyPlan")
+class ApplyPlan:
+    """Repeat the rewrites of a plan: deterministic, without measuring, torch or dgl.
+
+    PlanError at construction if the file is unusable, in the pass if the plan is for another module.
+    """
+
+    def __init__(self, plan: Plan | str | Path) -> None:
+        self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+
+    def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        return replay(mod, self.plan).bound()
+
+
+def replay(mod: tvm.IRModule, plan: Plan) -> GraphState:
+    """The state after `plan`; PlanError if it is not for `mod`."""
+    return GraphState.from_module(mod, RuleSet(CATALOGUE, plan.lanes)).replay(plan)
+
+
+def compile(mod: tvm.IRModule, target: Any = None) -> tvm.runtime.Executable:
+    """`tvm.compile` with the package's pipeline: weight-only work done once, every kernel scheduled."""
+    target = as_target(target)
+    return tvm.compile(mod, target, relax_pipeline=pipeline(target))

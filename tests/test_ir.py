@@ -1,0 +1,55 @@
+"""What a module has to be to be rewritten, and what is said where it is not."""
+
+from __future__ import annotations
+
+import pytest
+import tvm
+from small_models import LANES, module
+from tvm import relax
+from tvm.relax import op as rx
+
+from rlflow_tvm.errors import UsageError
+from rlflow_tvm.ir import detach
+from rlflow_tvm.passes import GraphState, default_rules
+
+EXTENT = tvm.tirx.Var("n", "int64")
+DYNAMIC = {
+    "symbolic extent": relax.TensorType((EXTENT, 4), "float32"),
+    "expression": relax.TensorType((EXTENT * 2, 4), "float32"),
+    "rank alone": relax.TensorType(None, "float32", ndim=2),
+    "nothing": relax.TensorType(None, "float32"),
+}
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_dynamic_shape_is_refused_in_one_line(name):
+    x = relax.Var("x", DYNAMIC[name])
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(rx.permute_dims(builder.emit(rx.nn.relu(x))))
+            output = builder.emit_output(rx.tanh(y))
+        builder.emit_func_output(output)
+    with pytest.raises(UsageError, match=r"x is of type .* only static shapes") as caught:
+        GraphState.from_module(builder.get(), default_rules(LANES))
+    assert "\n" not in str(caught.value)
+
+
+def test_shape_that_depends_on_data_is_refused():
+    mod = module({"x": (3,)}, {}, lambda emit, x: rx.tanh(emit(rx.unique(emit(rx.nn.relu(x))))))
+    with pytest.raises(UsageError, match="only static shapes can be rewritten"):
+        GraphState.from_module(mod, default_rules(LANES))
+
+
+def test_static_tuples_are_taken():
+    def body(emit, x):
+        halves = emit(rx.split(x, 2, 0))
+        return emit(halves[0]), emit(halves[1])
+
+    assert len(GraphState.from_module(module({"x": (4,)}, {}, body), default_rules(LANES)).graph.nodes) == 5
+
+
+def test_module_without_main_is_refused():
+    mod = module({"x": (3,)}, {}, lambda emit, x: rx.nn.relu(x))
+    with pytest.raises(UsageError, match="no function main"):
+        detach(tvm.IRModule({"other": mod["main"].with_attr("global_symbol", "other")}))

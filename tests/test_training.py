@@ -1,0 +1,123 @@
+"""Training on models: which folders are taken, and which trainings go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from fake_cost import FakeCostModel
+from onnx import TensorProto, helper
+
+from rlflow_tvm import training
+from rlflow_tvm.agents.config import PPOConfig
+from rlflow_tvm.agents.registry import AgentKind
+from rlflow_tvm.envs import RewriteProblem
+from rlflow_tvm.errors import AgentError, RlflowError, UsageError
+from rlflow_tvm.frontend import from_onnx
+from rlflow_tvm.kernels import as_target
+from rlflow_tvm.search import Greedy
+
+HERE = as_target({"kind": "llvm", "mcpu": "znver4", "num-cores": 2})
+THERE = as_target({"kind": "llvm", "mcpu": "znver4", "num-cores": 4})
+
+
+class Priced(FakeCostModel):
+    """A cost model as a training opens it; counts what all of them are asked."""
+
+    questions = 0
+
+    def __init__(self, target, database=None) -> None:
+        super().__init__()
+        self.target = target
+
+    def cost(self, mod):
+        Priced.questions += 1
+        return super().cost(mod)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch) -> None:
+    config = PPOConfig(hidden=8, rounds=1, steps_per_update=4, n_epochs=1, minibatch_size=16)
+    monkeypatch.setattr(training, "CostModel", Priced)
+    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: config)
+    monkeypatch.setattr(Priced, "questions", 0)
+
+
+def model(path: Path, *operators: str) -> Path:
+    """A chain of operators on x of shape (1, n)."""
+    nodes = [helper.make_node(op, [f"x{i}" if i else "x"], [f"x{i + 1}"]) for i, op in enumerate(operators)]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, "n"]) for n in ("x", f"x{len(operators)}")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture
+def chain(tmp_path) -> Path:
+    return model(tmp_path / "chain.onnx", "Relu", "Relu", "Relu", "Tanh")
+
+
+def train(path: Path, out: Path, target=HERE, extent: int = 4, **options):
+    shapes = {"x": (1, extent)}
+    return training.train_on_models(
+        {"chain": path}, "ppo", target, seed=0, out=out, shapes=shapes, horizon=5, **{"steps": 4, **options}
+    )
+
+
+def test_a_training_goes_on_with_its_best_plan(chain, tmp_path):
+    first = train(chain, tmp_path / "out")
+    assert first.models[0].run_secs_after < first.models[0].run_secs_before
+    again = train(chain, tmp_path / "out", steps=first.env_steps + 1, resume=True)
+    assert again.env_steps > first.env_steps
+    assert again.models[0].run_secs_after <= first.models[0].run_secs_after
+    finished = train(chain, tmp_path / "out", steps=1, resume=True)
+    assert finished.models == again.models
+
+
+@pytest.mark.parametrize("what", ["target", "shapes", "structures"])
+def test_a_training_does_not_go_on_with_something_else(what, chain, tmp_path):
+    out = tmp_path / "out"
+    train(chain, out)
+    plan = (out / "best.plan.json").read_text()
+    if what == "structures":
+        model(chain, "Relu", "Relu", "Tanh")
+    options = {"target": {"target": THERE}, "shapes": {"extent": 5}, "structures": {}}[what]
+    with pytest.raises(AgentError, match=rf"cannot resume .*metadata {what} was"):
+        train(chain, out, steps=100, resume=True, **options)
+    assert (out / "best.plan.json").read_text() == plan
+
+
+def test_a_plan_of_something_else_is_not_taken_over(chain, tmp_path):
+    out = tmp_path / "out"
+    found = Greedy().run(RewriteProblem(from_onnx(chain, {"x": (1, 4)}), Priced(HERE)))
+    found.plan.save(out / "best.plan.json")
+    Priced.questions = 0
+    with pytest.raises(UsageError, match=r"best\.plan\.json: is a plan of another training"):
+        train(chain, out)
+    assert Priced.questions == 0
+    assert [path.name for path in out.iterdir()] == ["best.plan.json"]
+
+
+@pytest.mark.parametrize("case", ["used", "file", "below a file", "nothing to resume"])
+def test_unusable_folders_are_refused_before_anything_is_priced(case, chain, tmp_path):
+    out = tmp_path / "out"
+    if case == "used":
+        train(chain, out)
+    if "file" in case:
+        out.write_text("")
+    Priced.questions = 0
+    with pytest.raises(RlflowError, match=str(out)):
+        train(chain, out / "folder" if case == "below a file" else out, resume=case == "nothing to resume")
+    assert Priced.questions == 0
+
+
+def test_models_of_one_name_are_refused(chain, tmp_path):
+    with pytest.raises(UsageError, match="same file name"):
+        training.train_on_models({"a/m.onnx": chain, "b/m.onnx": chain}, "ppo", HERE, steps=1, seed=0, out=tmp_path)

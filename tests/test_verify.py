@@ -1,0 +1,107 @@
+"""The check that an optimised module passes before it is handed out: wrong rules are seen, whatever the weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from small_models import LANES, TARGET, module
+from tvm import relax
+from tvm.relax import op as rx
+
+from rlflow_tvm import verify
+from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.ir import Detached, detach
+from rlflow_tvm.passes import GraphState, RewriteAction, RewriteRule, RuleSet
+from rlflow_tvm.verify import TOLERANCE, Comparison, check_state, range_error
+
+NAN, INF = np.nan, np.inf
+WRONG = RewriteRule("wrong", "none", "tanh(x) => negative(x)")
+RIGHT = RewriteRule("right", "none", "tanh(x) => negative(tanh(negative(x)))")
+
+
+def rewritten(mod: tvm.IRModule, weights: dict[str, np.ndarray], rule: RewriteRule) -> GraphState:
+    """`mod` with those weights, after `rule` at its first site."""
+    bound = Detached(mod, {name: tvm.runtime.tensor(array) for name, array in weights.items()}).bind()
+    state = GraphState.from_module(bound, RuleSet((rule,), LANES))
+    return state.apply(RewriteAction(rule.name, state.sites[rule.name][0]))
+
+
+def near_one(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).uniform(1, 2, shape).astype("float32")
+
+
+def normalised(emit, x, mean, variance, w):
+    y = emit(rx.divide(emit(rx.subtract(x, mean)), emit(rx.sqrt(variance))))
+    return rx.tanh(emit(rx.matmul(y, w)))
+
+
+def test_variances_stay_positive():
+    mod = module({"x": (4, 8)}, {"mean": (8,), "variance": (8,), "w": (8, 8)}, normalised)
+    weights = {"mean": near_one(8), "variance": near_one(8), "w": near_one(8, 8)}
+    with pytest.raises(RewriteError, match=r"first after wrong@.* \(action 1\)"):
+        check_state(rewritten(mod, weights, WRONG), TARGET)
+    assert check_state(rewritten(mod, weights, RIGHT), TARGET) <= TOLERANCE
+
+
+def test_matrix_under_a_root_keeps_its_signs_where_nothing_else_is_finite():
+    mod = module({"x": (4, 8)}, {"w": (8, 8)}, lambda emit, x, w: rx.tanh(emit(rx.matmul(x, emit(rx.sqrt(w))))))
+    with pytest.raises(RewriteError, match="first after wrong@"):
+        check_state(rewritten(mod, {"w": near_one(8, 8)}, WRONG), TARGET)
+    unknown = GraphState.from_module(mod, RuleSet((WRONG,), LANES))
+    assert Comparison(unknown, TARGET).error(unknown.apply(RewriteAction("wrong", unknown.sites["wrong"][0]))) > 0.1
+
+
+def test_indices_stay_what_they_are(monkeypatch):
+    x = relax.Var("x", relax.TensorType((16, 4), "float32"))
+    index = relax.const(np.arange(8, 16, dtype="int64"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            output = builder.emit_output(rx.tanh(builder.emit(rx.take(x, index, axis=0))))
+        builder.emit_func_output(output)
+    seen = []
+
+    def run_module(mod, target, inputs):
+        seen.extend(tensor.numpy().tolist() for tensor in detach(mod).weights.values())
+        return verify_run(mod, target, inputs)
+
+    verify_run = verify.run_module
+    monkeypatch.setattr(verify, "run_module", run_module)
+    state = GraphState.from_module(builder.get(), RuleSet((RIGHT,), LANES))
+    check_state(state.apply(RewriteAction("right", state.sites["right"][0])), TARGET)
+    assert seen
+    assert all(values == list(range(8, 16)) for values in seen)
+
+
+def test_lost_bias_of_zeros_is_seen():
+    mod = module({"x": (4, 8)}, {"b": (8,)}, lambda emit, x, b: rx.tanh(emit(rx.add(x, b))))
+    lost = RewriteRule("lost", "none", "add(x, b) => x", when=("is_weight(b)",))
+    with pytest.raises(RewriteError, match="first after lost@"):
+        check_state(rewritten(mod, {"b": np.zeros(8, "float32")}, lost), TARGET)
+
+
+def test_output_that_is_never_finite_is_an_error():
+    mod = module({"x": (4, 8)}, {"w": (8,)}, lambda emit, x, w: rx.tanh(emit(rx.multiply(x, w))))
+    with pytest.raises(RewriteError, match=r"100 % of one of them is NaN or infinite"):
+        check_state(rewritten(mod, {"w": np.full(8, NAN, "float32")}, RIGHT), TARGET)
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "error"),
+    [
+        ([NAN, 1, 2], [NAN, 1, 2], 0.0),
+        ([INF, 1, 2], [INF, 1, 2], 0.0),
+        ([NAN, 1, 2], [INF, 1, 2], INF),
+        ([INF, 1, 2], [NAN, 1, 2], INF),
+        ([-INF, 1, 2], [INF, 1, 2], INF),
+        ([0, 1, 2], [INF, 1, 2], INF),
+        ([INF, 1, 2], [0, 1, 2], INF),
+        ([NAN, NAN], [INF, INF], INF),
+        ([NAN, 1, 2.5], [NAN, 1, 2], 0.5),
+        ([1, 2, 3], [1, 2], INF),
+        ([], [], 0.0),
+    ],
+)
+def test_error_is_a_share_of_the_range_and_compares_what_is_not_finite(actual, expected, error):
+    assert range_error([np.array(actual, "float32")], [np.array(expected, "float32")]) == pytest.approx(error)
