@@ -50,22 +50,20 @@ def main(
     method = make_search(search, seed) if agent is None else agent_search(agent, seed)
     path = cli.model_path(model)
     mod = from_onnx(path, shapes)
-    if saved is not None:
-        searched, how = replay(mod, saved), f"plan {plan}"
-    else:
-        with (
-            KernelDatabase(default_path()) as database,
-            CostModel(tvm_target, database) as cost_model,
-            cli.progress_bar("searching") as bar,
-        ):
-            searched = optimize(
-                mod, method, cost_model, progress=lambda done, total, best: bar(done, total, cli.milliseconds(best))
-            ).state
-        how = f"search {search}" if agent is None else f"agent {agent}"
-    with cli.progress_bar("comparing") as bar:
-        result = comparison.compare(
-            mod, searched.bound(), path, tvm_target, names, rounds=rounds, seed=seed, progress=bar
-        )
+    with KernelDatabase(default_path()) as database, CostModel(tvm_target, database) as cost_model:
+        if saved is not None:
+            searched, how = replay(mod, saved), f"plan {plan}"
+        else:
+            with cli.progress_bar("searching") as bar:
+                searched = optimize(
+                    mod, method, cost_model, progress=lambda done, total, best: bar(done, total, cli.milliseconds(best))
+                ).state
+            how = f"search {search}" if agent is None else f"agent {agent}"
+        with cli.progress_bar("comparing") as bar:
+            result = comparison.compare(
+                mod, searched.bound(), path, tvm_target, names,
+                choose=cost_model.choose, rounds=rounds, seed=seed, progress=bar,
+            )  # fmt: skip
     cli.write_json(
         json,
         {"model": model, "target": str(tvm_target), "method": how, "seed": seed, "rounds": rounds,

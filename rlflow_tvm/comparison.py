@@ -20,7 +20,7 @@ from tvm import relax
 from rlflow_tvm.cost import Candidate, EndToEnd, export_library, measure_interleaved
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.frontend import random_inputs
-from rlflow_tvm.kernels import num_cores, vector_lanes
+from rlflow_tvm.kernels import Chooser, heuristic_choice, num_cores, pipeline, vector_lanes
 from rlflow_tvm.verify import range_error
 
 SEARCHED = "rlflow_tvm, searched"
@@ -99,6 +99,7 @@ def compare(
     target: tvm.target.Target,
     against: Sequence[str],
     *,
+    choose: Chooser = heuristic_choice,
     rounds: int = 10,
     seed: int = 0,
     progress: Callable[[int, int, str], None] | None = None,
@@ -110,6 +111,7 @@ def compare(
         onnx_file: the file both came from.
         target: what to compile for; its `num-cores` threads are used by every candidate.
         against: names in `AGAINST`.
+        choose: decides for all our candidates where an operator has several implementations.
 
     Raises:
         UsageError: an unknown name in `against`.
@@ -118,7 +120,7 @@ def compare(
     check_names(against)
     inputs = list(random_inputs(original, seed).values())
     with tempfile.TemporaryDirectory() as folder:
-        candidates = _build(Path(folder), original, searched, onnx_file, target, against, progress)
+        candidates = _build(Path(folder), original, searched, onnx_file, target, against, choose, progress)
         measured = measure_interleaved(
             candidates,
             inputs,
@@ -136,6 +138,7 @@ def _build(
     onnx_file: Path,
     target: tvm.target.Target,
     against: Sequence[str],
+    choose: Chooser,
     progress: Callable[[int, int, str], None] | None,
 ) -> dict[str, Candidate]:
     modules = {SEARCHED: searched, UNSEARCHED: cleaned(original)}
@@ -147,8 +150,8 @@ def _build(
     for number, (name, mod) in enumerate(modules.items()):
         if progress is not None:
             progress(number, len(modules), f"building {name}")
-        default = relax.get_pipeline("default_build") if name == TVM_DEFAULT else None
-        candidates[name] = export_library(mod, target, folder / f"{number}.so", default)
+        how = relax.get_pipeline("default_build") if name == TVM_DEFAULT else pipeline(target, choose)
+        candidates[name] = export_library(mod, target, folder / f"{number}.so", how)
     if ONNXRUNTIME in against:
         candidates[ONNXRUNTIME] = Candidate("onnx", onnx_file)
     return candidates
