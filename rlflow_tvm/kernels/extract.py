@@ -76,7 +76,8 @@ class Lowering:
     def _divide(self, mod: tvm.IRModule) -> tuple[Split, dict[str, tirx.PrimFunc]]:
         if self.target.kind.name == "cuda":
             mod = channels_last(mod)
-        legal, prim_funcs = self._legalize(mod["main"])
+        own = {gv.name_hint: func for gv, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
+        legal, prim_funcs = self._legalize(mod["main"], own)
         return self._split(legal), prim_funcs
 
     def _module(self, main: relax.Function, prim_funcs: dict[str, tirx.PrimFunc]) -> tvm.IRModule:

@@ -8,7 +8,7 @@ at run time (the virtual machine makes a view), so they are no kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import tvm
@@ -16,11 +16,12 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.target import Target
 
-from rlflow_tvm.errors import KernelError
+from rlflow_tvm.errors import KernelError, RlflowError
 from rlflow_tvm.ir import num_inputs
 
 from .choice import Choice, Chooser, Implementation, LegalizeFunc, heuristic_choice
 from .cuda.legalize import CUDA_LEGALIZE
+from .extrema import EXTREMA
 from .llvm import implementations as llvm
 from .split import all_bindings, substitute, variables_of
 
@@ -37,6 +38,7 @@ _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 _TRANSPOSE = "relax.permute_dims"
 _RUN_BY_THE_MACHINE = frozenset({"relax.reshape", "relax.shape_of", "relax.tensor_to_shape", "relax.null_value"})
 _REMEMBERED_BINDINGS = 50_000
+_SCHEDULED_ATTR = "tirx.is_scheduled"
 
 
 @dataclass(frozen=True)
@@ -68,34 +70,56 @@ class Legalizer:
         self._templates: dict[Key, _Template] = {}
         self._global_vars: dict[str, tvm.ir.GlobalVar] = {}
         self._prim_funcs: dict[str, tirx.PrimFunc] = {}
-        self._bindings: dict[tuple[relax.Binding, bool], _Legal] = {}
+        self._given: dict[tirx.PrimFunc, tvm.ir.GlobalVar] = {}
+        self._bindings: dict[tuple[relax.Binding, bool | tirx.PrimFunc], _Legal] = {}
 
-    def __call__(self, func: relax.Function) -> tuple[relax.Function, dict[str, tirx.PrimFunc]]:
-        """`func` (one dataflow block) with its operators as `call_tir`, and the PrimFuncs that it calls, by name."""
+    def __call__(
+        self, func: relax.Function, given: Mapping[str, tirx.PrimFunc] | None = None
+    ) -> tuple[relax.Function, dict[str, tirx.PrimFunc]]:
+        """`func` (one dataflow block) with its operators as `call_tir`, and the PrimFuncs that it calls, by name.
+
+        `given`: the PrimFuncs that `func` calls already, by the names by which it does; they get names of their own.
+        """
         if len(self._bindings) > _REMEMBERED_BINDINGS:
             self._bindings.clear()
         used: dict[str, None] = {}
         bindings: list[relax.Binding] = []
         constant = set(func.params[num_inputs(func) :])
         for binding in all_bindings(func):
+            callee = _callee(binding.value, given or {})
             weight = self._has_implementations(binding.value) and binding.value.args[1] in constant
-            known = self._bindings.get((binding, weight))
+            key = (binding, weight if callee is None else callee)
+            known = self._bindings.get(key)
             if known is None:
-                known = self._bindings[binding, weight] = self._legalize(binding, weight)
+                legal = self._legalize(binding, weight) if callee is None else self._adopt(binding, callee)
+                known = self._bindings[key] = legal
             bindings.extend(known.bindings)
             used.update(dict.fromkeys(known.prim_funcs))
             if all(var in constant for var in known.reads):
                 constant.add(binding.var)
         body = relax.SeqExpr([relax.DataflowBlock(bindings)], func.body.body)
         relax.expr._update_type(body, func.body.body.ty)
-        legal = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+        legal_func = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
         prim_funcs = {name: self._prim_funcs[name] for name in used}
         if any(isinstance(b.value, relax.Tuple) for b in bindings):
             # a decomposed batch norm leaves (a, b, c)[0]: resolve it, fusion stops at tuples
             callees = {self._global_vars[name]: func for name, func in prim_funcs.items()}
-            mod = tvm.IRModule({tvm.ir.GlobalVar("main"): legal, **callees})
-            legal = relax.transform.CanonicalizeBindings()(mod)["main"]
-        return legal, prim_funcs
+            mod = tvm.IRModule({tvm.ir.GlobalVar("main"): legal_func, **callees})
+            legal_func = relax.transform.CanonicalizeBindings()(mod)["main"]
+        return legal_func, prim_funcs
+
+    def _adopt(self, binding: relax.Binding, prim_func: tirx.PrimFunc) -> _Legal:
+        """A call of a PrimFunc of the module's own, under a name that no other has."""
+        call = binding.value
+        if prim_func not in self._given:
+            annotated = prim_func
+            if prim_func.attrs is None or _SCHEDULED_ATTR not in prim_func.attrs:  # nothing fuses with a scheduled one
+                alone = tvm.IRModule({call.args[0]: prim_func})
+                annotated = relax.transform.AnnotateTIROpPattern()(alone)[call.args[0].name_hint]
+            self._given[prim_func] = self._add(call.args[0], annotated)
+        global_var = self._given[prim_func]
+        renamed = relax.Call(call.op, [global_var, *call.args[1:]], call.attrs, call.ty_args)
+        return _Legal((_bind(binding.var, renamed, call.ty),), (global_var.name_hint,), tuple(variables_of(call)))
 
     def _legalize(self, binding: relax.Binding, weight: bool) -> _Legal:
         call = binding.value
@@ -123,10 +147,20 @@ class Legalizer:
                 output = builder.emit_output(alone)
             builder.emit_func_output(output)
         module = builder.finalize()
-        if not _is_training(call):
-            module = relax.transform.DecomposeOpsForInference()(module)
-        with self._target:
-            module = self._pass_for(alone, weight)(module)
+        try:
+            if not _is_training(call):
+                module = relax.transform.DecomposeOpsForInference()(module)
+            with self._target:
+                module = self._pass_for(alone, weight)(module)
+        except RlflowError:
+            raise
+        except Exception as error:
+            # The boundary to TVM's legalisations: they raise whatever fits them.
+            types = ", ".join(str(_type_key(var.ty)) for var in variables)
+            raise KernelError(
+                f"TVM makes no kernel of {call.op.name} with operands {types} ({_last_line(error)}): "
+                "rewrite or decompose the operator before building"
+            ) from error
         main = module["main"]
         names: dict[str, tvm.ir.GlobalVar] = {}
         for global_var, prim_func in module.functions_items():
@@ -195,10 +229,22 @@ def _legalize_pass(customize: dict[str, LegalizeFunc]) -> tvm.transform.Pass:
         [
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
-            relax.transform.LegalizeOps(customize),
+            relax.transform.LegalizeOps({**EXTREMA, **customize}),
             relax.transform.AnnotateTIROpPattern(),
         ]
     )
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:200] if lines else type(error).__name__
+
+
+def _callee(value: relax.Expr, given: Mapping[str, tirx.PrimFunc]) -> tirx.PrimFunc | None:
+    """The PrimFunc of the module's own that `value` calls, None where it calls none."""
+    if not isinstance(value, relax.Call) or value.op != _CALL_TIR:
+        return None
+    return given.get(value.args[0].name_hint)
 
 
 def _is_training(call: relax.Call) -> bool:
