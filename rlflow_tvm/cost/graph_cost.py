@@ -104,7 +104,7 @@ class CostModel:
         measurements = self.timer.measure(kernels, on_progress)
         launches = sum(kernel.count for kernel in kernels)
         launch_secs = launches * self.timer.launch_secs() if launches else 0.0
-        failed = tuple(_failure(k, m) for k, m in zip(kernels, measurements, strict=True) if not m.ok)
+        failed = tuple(self._failure(k, m) for k, m in zip(kernels, measurements, strict=True) if not m.ok)
         counts = [self._count(kernel) for kernel in kernels]
         return GraphCost(
             run_secs=math.inf if failed else launch_secs + _total(kernels, measurements),
@@ -115,6 +115,13 @@ class CostModel:
             peak_bytes=None,
             failed=failed,
         )
+
+    def _failure(self, kernel: Kernel, measurement: Measurement) -> str:
+        text = f"{kernel.name} ({kernel.key}): {measurement.error_kind}: {measurement.error}"
+        database = self.timer.database
+        if database is None or database.get(kernel.key, self.timer.target_key, self.timer.version) is None:
+            return text
+        return f"{text} [kept in {database.path}]"
 
     def _count(self, kernel: Kernel) -> tuple[int, int]:
         if kernel.key not in self._counts:
@@ -139,7 +146,3 @@ def _whole_cost(mod: tvm.IRModule, model: CostModel) -> GraphCost:
 
 def _total(kernels: list[Kernel], measurements: list[Measurement]) -> float:
     return sum(k.count * m.run_secs for k, m in zip(kernels, measurements, strict=True) if m.run_secs is not None)
-
-
-def _failure(kernel: Kernel, measurement: Measurement) -> str:
-    return f"{kernel.name} ({kernel.key}): {measurement.error_kind}: {measurement.error}"
