@@ -75,6 +75,20 @@ def from_onnx(path_or_model: str | Path | onnx.ModelProto, shapes: Shapes | None
         ) from error
 
 
+def import_models(paths: Mapping[str, str | Path], shapes: Shapes) -> dict[str, tvm.IRModule]:
+    """Import several models, each with those of `shapes` that are of its inputs.
+
+    FrontendError as in `from_onnx`, and for a name in `shapes` that is no model's input.
+    """
+    loaded = {name: load_onnx(path)[0] for name, path in paths.items()}
+    inputs = {name: [i.name for i in model.graph.input] for name, model in loaded.items()}
+    unknown = next((name for name in shapes if not any(name in known for known in inputs.values())), None)
+    if unknown is not None:
+        listed = "; ".join(f"{name} has the inputs {', '.join(known) or 'none'}" for name, known in inputs.items())
+        raise FrontendError(f"no input {unknown!r}: {listed}")
+    return {n: from_onnx(p, {i: shapes[i] for i in inputs[n] if i in shapes}) for n, p in paths.items()}
+
+
 def import_graph(graph: Graph) -> tvm.IRModule:
     """Import a cleaned graph (see `clean.clean`)."""
     _check_operators(graph)

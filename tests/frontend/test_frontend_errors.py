@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import tvm
 from onnx import helper
+from tvm import relax
 
 from rlflow_tvm.errors import FrontendError
-from rlflow_tvm.frontend import from_onnx, onnxruntime_outputs, random_inputs, zoo
+from rlflow_tvm.frontend import from_onnx, import_models, onnxruntime_outputs, random_inputs, zoo
 
 node = helper.make_node
 
@@ -247,8 +249,24 @@ def test_an_old_broadcast_of_an_unknown_operand(make_model) -> None:
     assert "node 'old' (Add)" in _message(lambda: from_onnx(model))
 
 
-def test_inputs_that_cannot_be_drawn(relu: onnx.ModelProto) -> None:
-    assert "'image' has a dynamic shape" in _message(lambda: random_inputs(relu, 0))
+def test_inputs_that_cannot_be_drawn() -> None:
+    image = relax.Var("image", relax.TensorType((tvm.tirx.Var("batch", "int64"), 3), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [image]):
+        with builder.dataflow():
+            output = builder.emit_output(relax.op.nn.relu(image))
+        builder.emit_func_output(output)
+    assert "'image' has a dynamic shape" in _message(lambda: random_inputs(builder.finalize(), 0))
+
+
+def test_shapes_for_several_models(relu: onnx.ModelProto, make_model, tmp_path: Path) -> None:
+    onnx.save(relu, tmp_path / "a.onnx")
+    onnx.save(make_model([node("Relu", ["text"], ["y"])], {"text": ("n", 8)}, ["y"]), tmp_path / "b.onnx")
+    paths = {name: tmp_path / f"{name}.onnx" for name in "ab"}
+    mods = import_models(paths, {"image": (2, 3, 224, 224), "text": (5, 8)})
+    assert [[int(d) for d in mod["main"].params[0].ty.shape] for mod in mods.values()] == [[2, 3, 224, 224], [5, 8]]
+    text = _message(lambda: import_models(paths, {"image": (2, 3, 224, 224), "txt": (5, 8)}))
+    assert "no input 'txt': a has the inputs image; b has the inputs text" in text
 
 
 def test_what_onnxruntime_refuses(relu: onnx.ModelProto) -> None:
