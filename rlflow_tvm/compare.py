@@ -64,12 +64,13 @@ def main(
                 mod, searched.bound(), path, tvm_target, names,
                 choose=cost_model.choose, rounds=rounds, seed=seed, progress=bar,
             )  # fmt: skip
+    _print(model, how, len(searched.actions), rounds, result)
     cli.write_json(
         json,
         {"model": model, "target": str(tvm_target), "method": how, "seed": seed, "rounds": rounds,
          "plan_length": len(searched.actions), **result.to_json()},
     )  # fmt: skip
-    _print(model, how, len(searched.actions), rounds, result)
+    result.check()
 
 
 def _print(model: str, how: str, rewrites: int, rounds: int, result: Comparison) -> None:

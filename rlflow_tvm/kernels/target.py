@@ -6,7 +6,7 @@ import os
 
 import tvm
 from tvm.target import Target
-from tvm.target.codegen import llvm_cpu_has_features, llvm_get_system_cpu
+from tvm.target.codegen import llvm_cpu_has_features, llvm_get_cpu_archlist, llvm_get_system_cpu
 
 from rlflow_tvm.errors import UsageError
 
@@ -26,7 +26,8 @@ def as_target(target: Target | str | dict | None) -> Target:
 
     A bare "llvm" (or None) means this machine, its `mcpu` and cores; "cuda", or a dictionary of that kind without
     "arch", the GPU here. A GPU's target is given this machine as its host where it has none. UsageError for a kind TVM
-    does not know, the old command-line form, a kind we have no kernels for, or "cuda" with neither "arch" nor a GPU.
+    does not know, the old command-line form, a kind we have no kernels for, a processor that LLVM does not know, less
+    than one core, or "cuda" with neither "arch" nor a GPU.
     """
     if target is None or target == "llvm":
         return default_target()
@@ -48,9 +49,22 @@ def as_target(target: Target | str | dict | None) -> Target:
         raise UsageError(
             f"target kind {found.kind.name!r} has no schedule rules here: use a target of kind {' or '.join(KINDS)}"
         )
+    if found.kind.name == "llvm":
+        _check_cpu(found)
     if found.kind.name == "cuda" and found.host is None:
         found = Target(found, default_target())
     return found
+
+
+def _check_cpu(target: Target) -> None:
+    cores, cpu = target.attrs.get("num-cores"), target.attrs.get("mcpu")
+    if cores is not None and int(cores) < 1:
+        raise UsageError(f"target {target}: num-cores is {int(cores)}, give the number of threads to use, at least 1")
+    if cpu and cpu not in ("generic", "native") and cpu not in list(llvm_get_cpu_archlist(target)):
+        raise UsageError(
+            f"target {target}: LLVM knows no processor {str(cpu)!r}: give another mcpu (clang --print-supported-cpus "
+            f"lists them), or none; this machine's is {llvm_get_system_cpu()!r}"
+        )
 
 
 def _device_arch() -> str:
