@@ -11,6 +11,7 @@ from rlflow_tvm.errors import KernelError
 from .llvm.conv import Conv2d
 from .llvm.elementwise import Elementwise, Fallback
 from .llvm.matmul import Matmul
+from .llvm.matmul_prefetch import insert_prefetches
 from .llvm.pool import Pool2d
 from .llvm.reduction import Reduction
 from .llvm.tails import peel_tails
@@ -49,6 +50,6 @@ def schedule_kernel(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         if schedule is not None:
             scheduled = schedule.mod["main"]
             if name not in _OWN_TAILS:
-                scheduled = peel_tails(scheduled)
+                scheduled = insert_prefetches(peel_tails(scheduled))
             return scheduled.with_attrs({_SCHEDULED_ATTR: True, RULE_ATTR: name})
     raise KernelError(f"no schedule rule takes the kernel {func.attrs.get('global_symbol', '')}: report its operator")
