@@ -20,6 +20,7 @@ from rlflow_tvm.errors import KernelError
 from rlflow_tvm.ir import num_inputs
 
 from .cuda.legalize import CUDA_LEGALIZE
+from .cuda.matmul_legalize import is_weight_product, legalize_weight_matmul
 from .llvm.conv_legalize import CONV_LEGALIZE
 from .llvm.matmul_legalize import is_packable, make_packed_matmul
 from .split import all_bindings, substitute, variables_of
@@ -63,10 +64,9 @@ class Legalizer:
         self._target = target
         table = LEGALIZE[target.kind.name]
         self._legalize_any = _legalize_pass(table)
-        self._packs = target.kind.name == "llvm"
-        if self._packs:  # products with a weight: its packing is weight-only work
-            packed = {"relax.matmul": make_packed_matmul(vector_lanes(target))}
-            self._legalize_packed = _legalize_pass({**table, **packed})
+        # products with a weight: its packing is weight-only work
+        self._is_packable, legalize_packed = _weight_products(target)
+        self._legalize_packed = _legalize_pass({**table, "relax.matmul": legalize_packed})
         self._templates: dict[Key, _Template] = {}
         self._global_vars: dict[str, tvm.ir.GlobalVar] = {}
         self._prim_funcs: dict[str, tirx.PrimFunc] = {}
@@ -81,8 +81,8 @@ class Legalizer:
         constant = set(func.params[num_inputs(func) :])
         for binding in all_bindings(func):
             call = binding.value
-            packed = self._packs and _is_matmul(call) and call.args[1] in constant
-            packed = packed and ((binding, True) in self._bindings or is_packable(call))
+            packed = _is_matmul(call) and call.args[1] in constant
+            packed = packed and ((binding, True) in self._bindings or self._is_packable(call))
             known = self._bindings.get((binding, packed))
             if known is None:
                 known = self._bindings[binding, packed] = self._legalize(binding, packed)
@@ -172,6 +172,13 @@ class Legalizer:
             values[binding.var] = var
             bindings.append(_bind(var, new, binding.var.ty))
         return _Legal(tuple(bindings), tuple(used), tuple(variables))
+
+
+def _weight_products(target: Target) -> tuple[Callable[[relax.Call], bool], LegalizeFunc]:
+    """Which products with a weight have their weight packed for `target`, and their legalisation."""
+    if target.kind.name == "cuda":
+        return is_weight_product, legalize_weight_matmul
+    return is_packable, make_packed_matmul(vector_lanes(target))
 
 
 def _legalize_pass(customize: dict[str, LegalizeFunc]) -> tvm.transform.Pass:

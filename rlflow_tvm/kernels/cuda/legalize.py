@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from tvm import relax
 
-from .conv_legalize import legalize_conv2d, legalize_matmul
+from .conv_legalize import legalize_conv2d
+from .matmul_legalize import legalize_matmul
 
 CUDA_LEGALIZE: dict[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]] = {
     "relax.matmul": legalize_matmul,
