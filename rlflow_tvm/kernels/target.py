@@ -13,7 +13,9 @@ from rlflow_tvm.errors import UsageError
 KINDS = ("llvm", "cuda")
 """The kinds of targets that there are schedule rules for."""
 
-_STATIC_SHARED_BYTES = 48 * 1024  # what every CUDA device gives a thread block without being asked for more
+STATIC_SHARED_BYTES = 48 * 1024
+"""What every CUDA device gives a thread block without being asked for more."""
+
 _FLOAT_BITS = 32
 
 
@@ -36,7 +38,7 @@ def as_target(target: Target | str | dict | None) -> Target:
     if isinstance(target, dict) and target.get("kind") == "cuda":
         if "arch" not in target:
             target = {**target, "arch": _device_arch()}
-        target = {"max_shared_memory_per_block": _STATIC_SHARED_BYTES, **target}
+        target = {"max_shared_memory_per_block": STATIC_SHARED_BYTES, **target}
     found = target if isinstance(target, Target) else None
     if found is None:
         try:

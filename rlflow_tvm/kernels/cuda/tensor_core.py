@@ -15,14 +15,16 @@ from tvm.s_tir.dlight.gpu.matmul import auto_inline_consumer_chain, auto_inline_
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
+from ..target import STATIC_SHARED_BYTES
 from .products import Product, Tile, choose_tile, find_product
-from .wmma import DTYPES, FRAGMENT, SCOPE, intrinsics
+from .wmma import DTYPES, DYNAMIC, FRAGMENT, STATIC, intrinsics
 
 _WARP = 32
 _VECTOR = 4  # elements that a thread fetches at once
 _SMALLEST = 16  # of rows and columns; of less, most of a fragment would be padding
 _SHALLOWEST = 32
 _DEEP = 64  # from here on a step of the reduction is four fragments deep, else two
+_ROW_GAP = 4  # elements between rows of results, so that rows begin in different banks
 _FIRST_ARCH = 80  # bfloat16 fragments, and shared memory for the largest tile
 
 
@@ -32,6 +34,16 @@ class Warps:
 
     rows: int
     columns: int
+
+    @property
+    def result_scope(self) -> str:
+        """Where results wait to be written: static shared memory, if they fit.
+
+        TVM lets buffers in dynamic shared memory share their place, and in some kernels then finds float32 results
+        where its intrinsics expect factors.
+        """
+        bytes_needed = 4 * self.rows * _EACH * FRAGMENT * (self.columns * _EACH * FRAGMENT + _ROW_GAP)
+        return STATIC if bytes_needed <= STATIC_SHARED_BYTES else DYNAMIC
 
 
 _EACH = 2
@@ -89,15 +101,15 @@ class TensorCore(GPUScheduleRule):
         right = sch.cache_read(fragment, 1, "wmma.matrix_b")
         sch.compute_at(left, k_step)
         sch.compute_at(right, k_step)
-        result = sch.cache_write(fragment, 0, SCOPE)
-        sch.storage_align(result, 0, -2, FRAGMENT, 4)
+        result = sch.cache_write(fragment, 0, warps.result_scope)
+        sch.storage_align(result, 0, -2, FRAGMENT, _ROW_GAP)
         store = sch.cache_write(fragment, 0, "wmma.accumulator")
         sch.reverse_compute_at(store, warp)
         sch.reverse_compute_at(result, warp)
         zero = sch.decompose_reduction(fragment, k)
         inner = {block: _by_fragments(sch, block) for block in (left, right, store)}
         if self._tensorize:
-            names = intrinsics(product.factors[0])
+            names = intrinsics(product.factors[0], warps.result_scope)
             sch.tensorize(inner[left], names.load_left)
             sch.tensorize(inner[right], names.load_right)
             sch.tensorize(sch.get_loops(sch.get_child_blocks(zero)[0])[-2], names.fill)
@@ -124,7 +136,7 @@ def _as_product(sch: s_tir.Schedule, block: SBlockRV) -> None:
 
 def _fetch(sch: s_tir.Schedule, block: SBlockRV, index: int, at: LoopRV, warps: Warps) -> SBlockRV:
     """A factor's part of one step in shared memory, brought by all threads of the thread block."""
-    shared = sch.cache_read(block, index, SCOPE)
+    shared = sch.cache_read(block, index, DYNAMIC)
     sch.compute_at(shared, at)
     fused = sch.fuse(*sch.get_loops(shared)[-2:])
     _, warp, thread, vector = sch.split(fused, [None, warps.rows * warps.columns, _WARP, _VECTOR])

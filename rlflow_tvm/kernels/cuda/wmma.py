@@ -9,7 +9,7 @@ from tvm.s_tir import TensorIntrin
 from tvm.s_tir.tensor_intrin import cuda as tvm_intrinsics
 
 FRAGMENT = 16
-SCOPE = "shared.dyn"
+DYNAMIC, STATIC = "shared.dyn", "shared"
 DTYPES = ("float16", "bfloat16")
 """Of the factors; sums are float32."""
 
@@ -26,15 +26,21 @@ class Intrinsics:
 
 
 @cache
-def intrinsics(dtype: str) -> Intrinsics:
-    """The intrinsics for factors of `dtype`, one of `DTYPES`; bfloat16's are registered with TVM when first asked for."""
-    group = tvm_intrinsics.get_wmma_intrin_group(SCOPE, SCOPE, "float16", "float32", trans_b=True)
+def intrinsics(dtype: str, result_scope: str) -> Intrinsics:
+    """The intrinsics for factors of `dtype`, one of `DTYPES`, in dynamic shared memory, and results in `result_scope`.
+
+    Those for bfloat16 are registered with TVM when first asked for.
+    """
+    group = tvm_intrinsics.get_wmma_intrin_group(DYNAMIC, result_scope, "float16", "float32", trans_b=True)
     if dtype == "float16":
         left, right, multiply = group["load_a"], group["load_b"], group["compute"]
     else:
         size = (FRAGMENT, FRAGMENT, FRAGMENT)
         left, right, multiply = (f"rlflow.wmma_bf16_{name}" for name in ("load_a", "load_b", "sync"))
-        TensorIntrin.register(left, *tvm_intrinsics.get_wmma_load_intrin(*size, dtype, SCOPE, False, False))
-        TensorIntrin.register(right, *tvm_intrinsics.get_wmma_load_intrin(*size, dtype, SCOPE, True, True))
-        TensorIntrin.register(multiply, *tvm_intrinsics.get_wmma_sync_intrin(*size, dtype, "float32", True))
+        for name, pair in (
+            (left, tvm_intrinsics.get_wmma_load_intrin(*size, dtype, DYNAMIC, False, False)),
+            (right, tvm_intrinsics.get_wmma_load_intrin(*size, dtype, DYNAMIC, True, True)),
+            (multiply, tvm_intrinsics.get_wmma_sync_intrin(*size, dtype, "float32", True)),
+        ):
+            TensorIntrin.register(name, *pair, override=True)
     return Intrinsics(left, right, group["init"], multiply, group["store"])
