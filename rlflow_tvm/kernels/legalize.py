@@ -20,17 +20,20 @@ from rlflow_tvm.errors import KernelError, RlflowError
 from rlflow_tvm.ir import num_inputs
 
 from .choice import Choice, Chooser, Implementation, LegalizeFunc, heuristic_choice
-from .cuda.legalize import CUDA_LEGALIZE
+from .cuda import legalize as cuda
 from .extrema import EXTREMA
 from .llvm import implementations as llvm
 from .split import all_bindings, substitute, variables_of
 
 Key = tuple
 
-LEGALIZE: dict[str, dict[str, LegalizeFunc]] = {"llvm": llvm.LEGALIZE, "cuda": CUDA_LEGALIZE}
+LEGALIZE: dict[str, dict[str, LegalizeFunc]] = {"llvm": llvm.LEGALIZE, "cuda": cuda.LEGALIZE}
 """Kind of target -> operators that are legalised in another way than TVM's."""
 
-IMPLEMENTATIONS: dict[str, dict[str, tuple[Implementation, ...]]] = {"llvm": llvm.IMPLEMENTATIONS, "cuda": {}}
+IMPLEMENTATIONS: dict[str, dict[str, tuple[Implementation, ...]]] = {
+    "llvm": llvm.IMPLEMENTATIONS,
+    "cuda": cuda.IMPLEMENTATIONS,
+}
 """Kind of target -> operators that are legalised in one of several ways."""
 
 _RESHAPES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"})

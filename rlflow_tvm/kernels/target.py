@@ -13,6 +13,9 @@ from rlflow_tvm.errors import UsageError
 KINDS = ("llvm", "cuda")
 """The kinds of targets that there are schedule rules for."""
 
+STATIC_SHARED_BYTES = 48 * 1024
+"""What every CUDA device gives a thread block without being asked for more."""
+
 _FLOAT_BITS = 32
 
 
@@ -33,8 +36,10 @@ def as_target(target: Target | str | dict | None) -> Target:
         return default_target()
     if target == "cuda":
         target = {"kind": "cuda"}
-    if isinstance(target, dict) and target.get("kind") == "cuda" and "arch" not in target:
-        target = {**target, "arch": _device_arch()}
+    if isinstance(target, dict) and target.get("kind") == "cuda":
+        if "arch" not in target:
+            target = {**target, "arch": _device_arch()}
+        target = {"max_shared_memory_per_block": STATIC_SHARED_BYTES, **target}
     found = target if isinstance(target, Target) else None
     if found is None:
         try:

@@ -15,10 +15,11 @@ from functools import partial
 import tvm
 from tvm import relax, te, tirx, topi
 
+from .matmul_legalize import PRODUCT_ATTRS, sum_dtype
+
 Sides = tuple[int, int, int, int]
 
 _CONV = "relax.nn.conv2d"
-_HALF = frozenset({"float16", "bfloat16"})
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Window:
     @property
     def sum_dtype(self) -> str:
         """The dtype in which products are summed."""
-        return "float32" if self.dtype in _HALF else self.dtype
+        return sum_dtype(self.dtype)
 
 
 def legalize_conv2d(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -55,9 +56,11 @@ def legalize_conv2d(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     data, kernel = call.args
     if window.groups > 1 and int(kernel.ty.shape[3]) == 1:
         by_channel = bb.emit(bb.call_te(topi.transpose, kernel, [1, 2, 3, 0], primfunc_name_hint="transpose_weights"))
-        return bb.call_te(partial(depthwise, window=window), data, by_channel, primfunc_name_hint="depthwise_conv2d")
-    compute = grouped if window.groups > 1 else dense
-    return bb.call_te(partial(compute, window=window), data, kernel, primfunc_name_hint="conv2d")
+        compute, kernel, name = depthwise, by_channel, "depthwise_conv2d"
+    else:
+        compute, name = grouped if window.groups > 1 else dense, "conv2d"
+    compute = partial(compute, window=window)
+    return bb.call_te(compute, data, kernel, primfunc_name_hint=name, primfunc_attrs=PRODUCT_ATTRS)
 
 
 def dense(data: te.Tensor, kernel: te.Tensor, window: Window) -> te.Tensor:
@@ -109,17 +112,6 @@ def depthwise(data: te.Tensor, kernel: te.Tensor, window: Window) -> te.Tensor:
     height, width = _out_size(padded, kernel.shape[:2], window)
     result = te.compute((data.shape[0], height, width, channels), pixel, name="depthwise_conv2d")
     return _cast(result, window.dtype)
-
-
-def legalize_matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """`relax.matmul` by TVM's legalisation, a half-precision result summed in float32 and then rounded."""
-    legalize = call.op.get_attr("FLegalize")
-    dtype = str(call.ty.dtype)
-    if dtype not in _HALF:
-        return legalize(bb, call)
-    wide = bb.normalize(relax.op.matmul(*call.args, out_dtype="float32"))
-    product = legalize(bb, wide)
-    return bb.call_te(topi.cast, bb.emit(product), dtype, primfunc_name_hint="round")
 
 
 def _reduce_axes(height: int, width: int, channels: int) -> tuple[tirx.IterVar, tirx.IterVar, tirx.IterVar]:
