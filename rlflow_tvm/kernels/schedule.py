@@ -15,12 +15,14 @@ from .llvm.pool import Pool2d
 from .llvm.reduction import Reduction
 from .llvm.tails import peel_tails
 from .llvm.vector_math import vectorisable_math
+from .llvm.winograd import Winograd
 
 RULE_ATTR = "rlflow.schedule_rule"
 _SCHEDULED_ATTR = "tirx.is_scheduled"
 
 # the most special first; Fallback takes whatever is left
 RULES: dict[str, ScheduleRule] = {
+    "winograd": Winograd(),
     "conv2d": Conv2d(),
     "pool2d": Pool2d(),
     "matmul": Matmul(),
@@ -29,7 +31,7 @@ RULES: dict[str, ScheduleRule] = {
     "fallback": Fallback(),
 }
 
-_OWN_TAILS = frozenset({"conv2d", "pool2d"})  # these see to their last tiles themselves
+_OWN_TAILS = frozenset({"winograd", "conv2d", "pool2d"})  # these see to their last tiles themselves
 
 
 def schedule_kernel(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:

@@ -11,6 +11,7 @@ from ..choice import Implementation, LegalizeFunc
 from ..target import vector_lanes
 from .conv_legalize import CONV_LEGALIZE, conv_shape, legalize_conv2d
 from .matmul_legalize import is_packable, make_packed_matmul
+from .winograd_legalize import make_winograd
 
 LEGALIZE: dict[str, LegalizeFunc] = {**CONV_LEGALIZE}
 """Operators with one implementation, or whose several do not take the call."""
@@ -32,8 +33,30 @@ def _is_packed_product(call: relax.Call, weight: bool, _target: Target) -> bool:
     return weight and is_packable(call)
 
 
+def _is_winograd(call: relax.Call, weight: bool, _target: Target) -> bool:
+    shape = conv_shape(call)
+    return (
+        weight
+        and shape is not None
+        and shape.kernel == (3, 3)
+        and shape.strides == shape.dilation == (1, 1)
+        and shape.groups == 1
+    )
+
+
+def _winograd(size: int) -> Implementation:
+    def legalize(target: Target) -> LegalizeFunc:
+        return make_winograd(size, vector_lanes(target))
+
+    return Implementation(f"winograd{size}", _is_winograd, legalize, lambda *_: 1e30)
+
+
 IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
-    "relax.nn.conv2d": (Implementation("direct", _is_static_conv, lambda _target: legalize_conv2d, _conv_cycles),),
+    "relax.nn.conv2d": (
+        Implementation("direct", _is_static_conv, lambda _target: legalize_conv2d, _conv_cycles),
+        _winograd(2),
+        _winograd(4),
+    ),
     "relax.matmul": (
         Implementation(
             "packed", _is_packed_product, lambda target: make_packed_matmul(vector_lanes(target)), lambda *_: 0.0
