@@ -30,10 +30,10 @@ class Emitter:
         return buffer
 
     @contextmanager
-    def loop(self, extent: int, name: str, kind: tirx.ForKind = tirx.ForKind.SERIAL) -> Iterator[Index]:
+    def loop(self, extent: int, name: str, kind: tirx.ForKind = tirx.ForKind.SERIAL) -> Iterator[tvm.ir.Expr]:
         """The statements emitted inside are a loop's body; a serial loop of one turn is none."""
         if extent == 1 and kind != tirx.ForKind.PARALLEL:
-            yield 0
+            yield tirx.const(0, "int32")
             return
         var = tirx.Var(name, "int32")
         self._scopes.append([])

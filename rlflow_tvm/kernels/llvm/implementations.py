@@ -8,13 +8,18 @@ from tvm import relax
 from tvm.target import Target
 
 from ..choice import Implementation, LegalizeFunc
-from ..target import vector_lanes
+from ..target import num_cores, vector_lanes
 from .conv_legalize import CONV_LEGALIZE, conv_shape, legalize_conv2d
 from .matmul_legalize import is_packable, make_packed_matmul
-from .winograd_legalize import make_winograd
+from .winograd_legalize import make_winograd, takes_winograd
+from .winograd_plan import make_plan, plan_cycles
 
 LEGALIZE: dict[str, LegalizeFunc] = {**CONV_LEGALIZE}
 """Operators with one implementation, or whose several do not take the call."""
+
+_DIRECT_SHARE = 0.85  # of the peak, as measured for convolutions of ResNet, Inception and VGG
+_DIRECT_BYTES = 6.0  # of weights a cycle: they come while the products before them are computed
+_WINOGRAD_MARGIN = 1.1  # its estimate is the rougher one, and its result the less exact
 
 
 def _is_static_conv(call: relax.Call, _weight: bool, _target: Target) -> bool:
@@ -22,11 +27,13 @@ def _is_static_conv(call: relax.Call, _weight: bool, _target: Target) -> bool:
 
 
 def _conv_cycles(call: relax.Call, target: Target) -> float:
-    """Vector multiply-adds of the direct convolution, two a cycle."""
+    """Cycles of one core: multiply-adds at the share of two vectors a cycle that is reached, and the weights' bytes."""
     shape = conv_shape(call)
     assert shape is not None  # `takes` has seen to that
-    window = shape.in_channels // shape.groups * prod(shape.kernel)
-    return shape.batch * shape.out_channels * prod(shape.out_size) * window / vector_lanes(target) / 2
+    cores = num_cores(target)
+    weights = shape.out_channels * shape.in_channels // shape.groups * prod(shape.kernel)
+    products = shape.batch * prod(shape.out_size) * weights / vector_lanes(target) / 2
+    return (products / _DIRECT_SHARE + 4 * weights / _DIRECT_BYTES) / cores
 
 
 def _is_packed_product(call: relax.Call, weight: bool, _target: Target) -> bool:
@@ -35,20 +42,20 @@ def _is_packed_product(call: relax.Call, weight: bool, _target: Target) -> bool:
 
 def _is_winograd(call: relax.Call, weight: bool, _target: Target) -> bool:
     shape = conv_shape(call)
-    return (
-        weight
-        and shape is not None
-        and shape.kernel == (3, 3)
-        and shape.strides == shape.dilation == (1, 1)
-        and shape.groups == 1
-    )
+    return weight and shape is not None and takes_winograd(call, shape)
 
 
 def _winograd(size: int) -> Implementation:
     def legalize(target: Target) -> LegalizeFunc:
-        return make_winograd(size, vector_lanes(target))
+        return make_winograd(size, vector_lanes(target), num_cores(target))
 
-    return Implementation(f"winograd{size}", _is_winograd, legalize, lambda *_: 1e30)
+    def cycles(call: relax.Call, target: Target) -> float:
+        shape = conv_shape(call)
+        assert shape is not None  # `takes` has seen to that
+        lanes, cores = vector_lanes(target), num_cores(target)
+        return _WINOGRAD_MARGIN * plan_cycles(shape, make_plan(shape, size, lanes, cores), lanes, cores)
+
+    return Implementation(f"winograd{size}", _is_winograd, legalize, cycles)
 
 
 IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {

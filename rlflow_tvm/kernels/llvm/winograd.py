@@ -1,8 +1,8 @@
-"""The schedule rule of Winograd convolutions: the loop nest is written out, the blocks behind it become its epilogue."""
+"""The schedule rule of Winograd convolutions: their loop nest is written out, with the blocks behind as epilogue."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tvm
 import tvm_ffi

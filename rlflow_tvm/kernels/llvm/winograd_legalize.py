@@ -24,13 +24,13 @@ _OUT_ELEMENTWISE_FUSIBLE = 4  # TVM's OpPatternKind: element-wise operators behi
 _OPAQUE = 8
 
 
-def make_winograd(size: int, lanes: int) -> Callable[[relax.BlockBuilder, relax.Call], relax.Expr]:
+def make_winograd(size: int, lanes: int, cores: int) -> Callable[[relax.BlockBuilder, relax.Call], relax.Expr]:
     """The legalisation of a convolution with a 3x3 window, stride 1, as F(size x size, 3 x 3)."""
 
     def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         shape = conv_shape(call)
         assert shape is not None  # the implementation takes no other
-        plan = make_plan(shape, size, lanes)
+        plan = make_plan(shape, size, lanes, cores)
         data, kernel = call.args
         transform, extents = taps_kernel(shape, plan)
         callee = bb.add_func(transform, "transform_taps")
@@ -40,6 +40,20 @@ def make_winograd(size: int, lanes: int) -> Callable[[relax.BlockBuilder, relax.
         return bb.call_te(compute, data, taps, primfunc_name_hint="winograd", primfunc_attrs=attrs)
 
     return legalize
+
+
+def takes_winograd(call: relax.Call, shape: ConvShape) -> bool:
+    """Whether the convolution, of this shape, can be computed so; its weights must be known at compile time besides."""
+    dtypes = {str(arg.ty.dtype) for arg in call.args} | {str(call.ty.dtype), shape.dtype}
+    blocks = (shape.data_block, shape.kernel_block, shape.out_block)
+    return (
+        shape.kernel == (TAPS, TAPS)
+        and shape.strides == shape.dilation == (1, 1)
+        and shape.groups == 1
+        and dtypes == {"float32"}
+        and all(block & (block - 1) == 0 for block in blocks)
+        and min(shape.out_size) > 0
+    )
 
 
 def taps_kernel(shape: ConvShape, plan: Plan) -> tuple[tirx.PrimFunc, tuple[int, ...]]:

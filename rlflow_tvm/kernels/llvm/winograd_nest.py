@@ -104,9 +104,7 @@ class Nest:
                 for j, value in enumerate(values):
                     emit.store(inputs, (slot, i * plan.points + j, block, place + tile, 0), value, lanes)
 
-    def _copy_line(
-        self, emit: Emitter, padded: tirx.Buffer, line: Index, image: Index, y: Index, block: Index
-    ) -> None:
+    def _copy_line(self, emit: Emitter, padded: tirx.Buffer, line: Index, image: Index, y: Index, block: Index) -> None:
         """One line of the input, channels innermost, with zeros before and behind it."""
         lanes, left, width = self.in_lanes, self.plan.left, int(self.data.shape[3])
         self._clear(emit, padded, line, 0, left)
@@ -157,7 +155,9 @@ class Nest:
                     self._multiply(emit, inputs, products, (slot, panel, point), part * plan.height, plan.height)
             if rest:
                 self._multiply(emit, inputs, products, (slot, panel, point), whole * plan.height, rest)
-        rows = emit.allocate("rows", [plan.size, -(-plan.tile_columns * plan.size // self.lanes) * self.lanes, self.lanes])
+        rows = emit.allocate(
+            "rows", [plan.size, -(-plan.tile_columns * plan.size // self.lanes) * self.lanes, self.lanes]
+        )
         with emit.loop(plan.chunk, "r") as r, emit.loop(plan.panel // self.lanes, "vector") as vector:
             with emit.loop(plan.tile_columns, "tile") as tile:
                 index = (r * plan.tile_columns + tile, vector * self.lanes)
