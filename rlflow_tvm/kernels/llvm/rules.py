@@ -15,9 +15,11 @@ from .pool import Pool2d
 from .reduction import Reduction
 from .tails import peel_tails
 from .vector_math import vectorisable_math
+from .winograd import Winograd
 
 # the most special first; Fallback takes whatever is left
 RULES: dict[str, ScheduleRule] = {
+    "winograd": Winograd(),
     "conv2d": Conv2d(),
     "conv2d_pixels": PixelConv(),
     "pool2d": Pool2d(),
@@ -27,7 +29,7 @@ RULES: dict[str, ScheduleRule] = {
     "fallback": Fallback(),
 }
 
-_OWN_TAILS = frozenset({"conv2d", "pool2d"})  # these see to their last tiles themselves
+_OWN_TAILS = frozenset({"winograd", "conv2d", "pool2d"})  # these see to their last tiles themselves
 
 
 def schedule(func: tirx.PrimFunc, target: Target) -> tuple[str, tirx.PrimFunc] | None:
