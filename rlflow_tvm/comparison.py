@@ -112,10 +112,12 @@ def compare(
         against: names in `AGAINST`.
 
     Raises:
-        UsageError: an unknown name in `against`.
+        UsageError: an unknown name in `against`, or a target that is no CPU.
         CostError: a candidate cannot be built or run.
     """
     check_names(against)
+    if target.kind.name != "llvm":
+        raise UsageError(f"--target {target.kind.name}: models are compared on CPUs; for GPUs use scripts/bench_gpu.py")
     inputs = list(random_inputs(original, seed).values())
     with tempfile.TemporaryDirectory() as folder:
         candidates = _build(Path(folder), original, searched, onnx_file, target, against, progress)
