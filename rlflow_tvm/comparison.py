@@ -140,10 +140,12 @@ def compare(
         choose: decides for all our candidates where an operator has several implementations.
 
     Raises:
-        UsageError: an unknown name in `against`.
+        UsageError: an unknown name in `against`, or a target that is no CPU.
         CostError: a candidate cannot be built or run.
     """
     check_names(against)
+    if target.kind.name != "llvm":
+        raise UsageError(f"--target {target.kind.name}: models are compared on CPUs; for GPUs use scripts/bench_gpu.py")
     inputs = list(random_inputs(original, seed).values())
     with tempfile.TemporaryDirectory() as folder:
         candidates = _build(Path(folder), original, searched, onnx_file, target, against, choose, progress)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import tvm
-from tvm import relax, te
+from tvm import relax, s_tir, te
+
+from rlflow_tvm.cost.machine import device_of
 
 _SHORT = 16
 _LONG = 272
@@ -19,11 +21,12 @@ def measure_launch(target: tvm.target.Target) -> list[float]:
     over that of their lengths is a launch with the allocation of its output, free of the VM's fixed cost.
     """
     chains = {length: _chain(length, target) for length in (_SHORT, _LONG)}
-    start = tvm.runtime.tensor(np.zeros(16, "float32"))
+    device = device_of(target)
+    start = tvm.runtime.tensor(np.zeros(16, "float32"), device)
     samples = []
     for _ in range(_REPEATS):
         secs = {
-            length: vm.time_evaluator("main", tvm.cpu(), number=_CALLS, repeat=1)(start).mean
+            length: vm.time_evaluator("main", device, number=_CALLS, repeat=1)(start).mean
             for length, vm in chains.items()
         }
         samples.append((secs[_LONG] - secs[_SHORT]) / (_LONG - _SHORT))
@@ -40,8 +43,12 @@ def _chain(length: int, target: tvm.target.Target) -> relax.VirtualMachine:
                 value = builder.emit_te(_increment, value, primfunc_name_hint="increment")
             out = builder.emit_output(value)
         builder.emit_func_output(out)
-    executable = tvm.compile(builder.get(), target, relax_pipeline=relax.get_pipeline("default_build"))
-    return relax.VirtualMachine(executable, tvm.cpu())
+    mod = builder.get()
+    if target.kind.name != "llvm":
+        with target:
+            mod = s_tir.transform.DefaultGPUSchedule()(mod)
+    executable = tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("default_build"))
+    return relax.VirtualMachine(executable, device_of(target))
 
 
 def _increment(x: te.Tensor) -> te.Tensor:

@@ -7,7 +7,10 @@ import platform
 import re
 from pathlib import Path
 
+import tvm
 from tvm.target import Target
+
+from rlflow_tvm.errors import CostError
 
 _CPUINFO = Path("/proc/cpuinfo")
 # Intel and AMD say "model name"; ARM kernels give numbers only, which name the core all the same.
@@ -25,12 +28,28 @@ def target_key(target: Target) -> str:
     fields = {
         "kind": target.kind.name,
         "mcpu": str(attrs.get("mcpu", "")),
+        "arch": str(attrs.get("arch", "")),
         "mattr": mattr,
         "mtriple": str(attrs.get("mtriple", "")),
         "num-cores": str(attrs.get("num-cores", "")),
+        "device": str(device_of(target).device_name) if target.kind.name != "llvm" else "",
         "host": cpu_model(),
     }
     return ";".join(f"{name}={value}" for name, value in fields.items() if value)
+
+
+def device_of(target: Target) -> tvm.runtime.Device:
+    """The device of this machine that kernels for `target` run on."""
+    return tvm.device("cpu" if target.kind.name == "llvm" else target.kind.name)
+
+
+def check_device(target: Target) -> None:
+    """CostError where this machine has no device for `target`."""
+    if not device_of(target).exist:
+        raise CostError(
+            f"kernels for {target.kind.name} cannot be timed here, as there is no such device: "
+            "use a machine that has one, or target llvm"
+        )
 
 
 def cpu_model() -> str:

@@ -31,7 +31,9 @@ class Roofline:
 
 
 def measure_roofline(target: tvm.target.Target) -> Roofline:
-    """Measure `target`'s rates, now and here. CostError when a kernel cannot be measured."""
+    """Measure `target`'s rates, now and here. CostError when a kernel cannot be measured, or for a GPU."""
+    if target.kind.name != "llvm":
+        raise CostError(f"the best rates of {target.kind.name} are not measured here: use scripts/bench_gpu.py")
     funcs = {"multiply-adds": _multiply_adds(target), "copy": _copy(target)}
     kernels = [Kernel(func, f"roofline-{name}", name, 1) for name, func in funcs.items()]
     with KernelTimer(target) as timer:

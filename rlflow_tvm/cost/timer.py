@@ -9,7 +9,7 @@ import tvm
 from tvm import tirx
 
 from rlflow_tvm.cost.database import KernelDatabase
-from rlflow_tvm.cost.machine import cores, target_key
+from rlflow_tvm.cost.machine import check_device, cores, target_key
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.worker_process import (
     WorkerCrashError,
@@ -45,7 +45,7 @@ class KernelTimer:
     A kernel that takes too long, or whose worker is killed, has a second try. `version` names what the times depend on
     beside kernel and target: by default the kernel pipeline's version, for another `schedule` that function's name.
     `timeout_secs` bounds building and running of one kernel together. A context manager; `close` ends the worker.
-    Not for use from several threads.
+    Not for use from several threads. CostError at construction for a GPU's target on a machine without one.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class KernelTimer:
         schedule: str = DEFAULT_SCHEDULE,
         version: str | None = None,
     ) -> None:
+        check_device(target)
         self.target = target
         self.target_key = target_key(target)
         self.database = database

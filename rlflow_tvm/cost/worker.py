@@ -24,6 +24,7 @@ from tvm import tirx
 
 from rlflow_tvm.cost.caches import evict_before_runs
 from rlflow_tvm.cost.launch import measure_launch
+from rlflow_tvm.cost.machine import device_of
 from rlflow_tvm.cost.metrics import kernel_buffers
 
 _ENTRY = "kernel"
@@ -60,6 +61,7 @@ def serve(connection: Connection) -> None:
 class _Worker:
     def __init__(self, target: str, schedule: str) -> None:
         self.target = tvm.ir.load_json(target)
+        self.device = device_of(self.target)
         self.evict = evict_before_runs(self.target)
         module, _, name = schedule.partition(":")
         self.schedule: Callable[[tirx.PrimFunc, tvm.target.Target], tirx.PrimFunc] = getattr(
@@ -80,7 +82,7 @@ class _Worker:
             scheduled = self.schedule(func, self.target).with_attr("global_symbol", _ENTRY)
             built = tvm.compile(tvm.IRModule({_ENTRY: scheduled}), target=self.target).jit()
             kind = "run"
-            return _summary(_time(built, _arguments(func), self.evict))
+            return _summary(_time(built, _arguments(func, self.device), self.device, self.evict))
         except Exception as error:  # noqa: BLE001  process boundary: whatever a kernel does wrong becomes a value
             return {"error": _one_line(error), "error_kind": kind}
         finally:
@@ -88,14 +90,16 @@ class _Worker:
             gc.collect()  # cycles (tracebacks) may hold the arguments, hundreds of megabytes of them
 
 
-def _time(module: tvm.runtime.Module, arguments: list[tvm.runtime.Tensor], evict: str) -> list[float]:
+def _time(
+    module: tvm.runtime.Module, arguments: list[tvm.runtime.Tensor], device: tvm.runtime.Device, evict: str
+) -> list[float]:
     """Seconds of each timed run: one call a run, `evict` (a global function) called before each.
 
     Each evaluator makes one run before it starts to time (lazy loading, waking the thread pool).
     """
 
     def evaluator(repeats: int) -> Callable[..., Any]:
-        return module.time_evaluator(_ENTRY, tvm.cpu(), number=1, repeat=repeats, f_preproc=evict)
+        return module.time_evaluator(_ENTRY, device, number=1, repeat=repeats, f_preproc=evict)
 
     once = evaluator(1)  # LLVM generates the code here
     started = time.perf_counter()
@@ -127,7 +131,7 @@ def _summary(samples: list[float]) -> dict[str, Any]:
     return {"run_secs": float(median), "repeats": len(samples), "spread": float((high - low) / median)}
 
 
-def _arguments(func: tirx.PrimFunc) -> list[tvm.runtime.Tensor]:
+def _arguments(func: tirx.PrimFunc, device: tvm.runtime.Device) -> list[tvm.runtime.Tensor]:
     """Inputs and outputs for `func`: floats random normal; integers and booleans zero: a gather stays inside."""
     rng = np.random.default_rng(0)
     # Hundreds of megabytes of fresh random numbers take seconds: a block of them, repeated, does as well.
@@ -136,7 +140,7 @@ def _arguments(func: tirx.PrimFunc) -> list[tvm.runtime.Tensor]:
     for shape, name in kernel_buffers(func):
         dtype = np.dtype(_numpy_name(name))
         values = np.resize(noise, shape).astype(dtype, copy=False) if _is_float(name) else np.zeros(shape, dtype)
-        arguments.append(tvm.runtime.tensor(values, tvm.cpu()))
+        arguments.append(tvm.runtime.tensor(values, device))
     return arguments
 
 

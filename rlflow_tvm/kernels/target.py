@@ -82,19 +82,15 @@ def _device_arch() -> str:
     return "sm_" + device.compute_version.replace(".", "")
 
 
-def device_of(target: Target) -> tvm.runtime.Device:
-    """The device that code for `target` runs on. UsageError where this machine has none."""
-    device = tvm.device(target.kind.name)
-    if not device.exist:
-        raise UsageError(f"there is no {target.kind.name} device on this machine: nothing can be run for {target}")
-    return device
-
-
 def vector_lanes(target: Target) -> int:
-    """How many float32 fit a vector register of `target`: 16 with AVX-512, 8 with AVX, else 4 (SSE, NEON).
+    """How many float32 fit a vector register of `target`: 16 with AVX-512, 8 with AVX, else 4 (SSE, NEON); 1 on a GPU.
 
+    Layouts blocked by one lane are none: no rule of the layout family applies where this is 1. A GPU's threads compute
+    scalars, and its convolutions want the channels last instead, which lowering sees to.
     Asked of LLVM by feature: `llvm_get_vector_width` answers 512 for every x86 processor.
     """
+    if target.kind.name == "cuda":
+        return 1
     for feature, bits in (("avx512f", 512), ("avx", 256)):
         if llvm_cpu_has_features(feature, target):
             return bits // _FLOAT_BITS

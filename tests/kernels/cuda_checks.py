@@ -1,43 +1,106 @@
-"""Shared by the tests of the GPU's kernels: graphs run on the CPU as the GPU would compute them, and nvcc."""
+"""Shared by the tests of the GPU's kernels: graphs run on the CPU as the GPU would compute them, limits, and nvcc."""
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import numpy as np
+import pytest
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import relax, s_tir, tirx
 
-from rlflow_tvm.kernels import as_target
+from rlflow_tvm.frontend import from_onnx, zoo
+from rlflow_tvm.kernels import RULE_ATTR, Lowering, as_target, default_target, schedule_kernel
+from rlflow_tvm.kernels.cuda.tensor_core import TensorCore
+from rlflow_tvm.kernels.pipeline import bind_weights, finalize
+from rlflow_tvm.kernels.precision import to_half
+from rlflow_tvm.verify import flatten
 
 ARCHS = ("sm_80", "sm_90")
 TARGETS = {arch: as_target({"kind": "cuda", "arch": arch}) for arch in ARCHS}
-NVCC = shutil.which("nvcc")
+TARGET = TARGETS["sm_80"]
+HOST = default_target()
 
 MOST_THREADS = 1024
 STATIC_SHARED_BYTES = 48 * 1024
 DYNAMIC_SHARED_BYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024}
-_PIPELINE_ANNOTATIONS = ("software_pipeline", "double_buffer", "tirx.manifest")
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+
+How = Callable[[tirx.PrimFunc], tirx.PrimFunc]
+
+
+def model(name: str, dtype: str = "float32") -> tvm.IRModule:
+    """A model of the zoo, cast to `dtype`."""
+    mod = from_onnx(zoo.path(name))
+    return mod if dtype == "float32" else to_half(mod, dtype)
+
+
+def unscheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The definition of what a kernel computes."""
+    return func
 
 
 def serialised(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A scheduled kernel with its threads one after the other, every buffer in plain memory.
+    """A kernel scheduled for the GPU with its threads one after the other, without tensor cores.
 
-    Each copy to shared memory is then made by each thread anew, so that the program computes what the block's
-    threads compute together, as long as the schedule's data flow is right.
+    Each thread makes all of its block's copies to shared memory anew, so that the program computes what the threads
+    compute together, as long as the schedule's data flow is right.
     """
+    scheduled = schedule_kernel(func, TARGET)
+    if scheduled.attrs[RULE_ATTR] == "tensor_core":
+        plain = TensorCore(tensorize=False).apply(func, TARGET, False)
+        assert isinstance(plain, s_tir.Schedule)
+        scheduled = plain.mod["main"]
 
     def serial(loop: tirx.For) -> tirx.For:
         return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
 
-    return tvm_ffi.structural_map(func, (tirx.For, serial))
+    return tvm_ffi.structural_map(scheduled, (tirx.For, serial))
+
+
+def run_on_host(mod: tvm.IRModule, inputs: Sequence[np.ndarray], how: How) -> list[np.ndarray]:
+    """The outputs of `mod` lowered for the GPU, each kernel changed by `how` and then compiled for the CPU as it is."""
+    lowered = bind_weights(Lowering(TARGET).lower(mod))
+    functions = {
+        name: how(func).with_attr("tirx.is_scheduled", True) if isinstance(func, tirx.PrimFunc) else func
+        for name, func in lowered.functions_items()
+    }
+    executable = tvm.compile(finalize(tvm.IRModule(functions), HOST), HOST, relax_pipeline=None)
+    result = relax.VirtualMachine(executable, tvm.cpu())["main"](*(tvm.runtime.tensor(array) for array in inputs))
+    return [tensor.numpy() for tensor in flatten(result)]
+
+
+def threads(func: tirx.PrimFunc) -> int:
+    """The most threads that a thread block of any launch of a scheduled kernel has."""
+    extents: dict[str, int] = {}
+
+    def note(loop: tirx.For) -> None:
+        if loop.thread_binding is not None:
+            tag = str(loop.thread_binding.thread_tag)
+            extents[tag] = max(extents.get(tag, 1), int(loop.extent))
+
+    tvm_ffi.structural_walk(func.body, (tirx.For, note))
+    product = 1
+    for tag, extent in extents.items():
+        product *= extent if tag.startswith("threadIdx") else 1
+    return product
 
 
 def cuda_source(funcs: Sequence[tirx.PrimFunc], target: tvm.target.Target) -> str:
     """The CUDA source of scheduled kernels, all in one file."""
     mod = tvm.IRModule({f"kernel{i}": func.with_attr("global_symbol", f"kernel{i}") for i, func in enumerate(funcs)})
-    pending, sources = [tvm.compile(mod, target).mod], []
+    return device_source(tvm.compile(mod, target).mod)
+
+
+def device_source(host: tvm.runtime.Module) -> str:
+    """The CUDA source that a compiled module carries."""
+    pending, sources = [host], []
     while pending:
         module = pending.pop()
         pending.extend(module.imports)
@@ -45,3 +108,19 @@ def cuda_source(funcs: Sequence[tirx.PrimFunc], target: tvm.target.Target) -> st
             sources.append(module.inspect_source())
     (source,) = sources
     return source
+
+
+def compile_with_nvcc(source: str, arch: str, folder: Path) -> str:
+    """Compile to a cubin; ptxas' report of each kernel."""
+    file = folder / "kernels.cu"
+    file.write_text(source)
+    command = ["nvcc", "-w", "-cubin", f"-arch={arch}", "-Xptxas", "-v", "-o", str(file.with_suffix(".cubin")), file]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:2000]
+    assert file.with_suffix(".cubin").stat().st_size > 0
+    return done.stderr
+
+
+def static_shared_bytes(report: str) -> list[int]:
+    """What each kernel takes of static shared memory, by ptxas' report."""
+    return [int(found) for found in re.findall(r"(\d+) bytes smem", report)]

@@ -1,0 +1,180 @@
+"""The GPU's kernels, as far as they can be tested without a GPU: what they compute, limits, and compiling by nvcc."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from cuda_checks import (
+    ARCHS,
+    MOST_THREADS,
+    STATIC_SHARED_BYTES,
+    TARGET,
+    TARGETS,
+    compile_with_nvcc,
+    cuda_source,
+    device_source,
+    model,
+    needs_nvcc,
+    run_on_host,
+    serialised,
+    static_shared_bytes,
+    threads,
+    unscheduled,
+)
+from kernel_checks import graph, random_arrays
+from tvm import relax
+
+from rlflow_tvm.cost import KernelTimer, measure_roofline
+from rlflow_tvm.errors import CostError, KernelError, UsageError
+from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, zoo
+from rlflow_tvm.kernels import RULE_ATTR, Lowering, as_target, extract_kernels, pipeline, schedule_kernel, vector_lanes
+from rlflow_tvm.kernels.cuda.layout import channels_last
+from rlflow_tvm.kernels.precision import to_half
+from rlflow_tvm.passes import GraphState, default_rules
+from rlflow_tvm.verify import range_error
+
+op = relax.op
+
+TINY = ("demo", "squeezenet-tiny", "bert-tiny")
+HALF_TOLERANCE = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
+
+
+def test_target() -> None:
+    target = as_target({"kind": "cuda", "arch": "sm_90"})
+    assert (target.kind.name, str(target.attrs["arch"]), target.host.kind.name) == ("cuda", "sm_90", "llvm")
+    kept = as_target({"kind": "cuda", "arch": "sm_80", "host": {"kind": "llvm", "mcpu": "haswell"}})
+    assert str(kept.host.attrs["mcpu"]) == "haswell"
+    assert vector_lanes(target) == 1
+
+
+@pytest.mark.skipif(tvm.cuda().exist, reason="there is a GPU")
+@pytest.mark.parametrize("target", ["cuda", {"kind": "cuda"}])
+def test_architecture_is_needed_without_a_gpu(target: object) -> None:
+    with pytest.raises(UsageError, match="sm_90"):
+        as_target(target)
+
+
+@pytest.mark.skipif(tvm.cuda().exist, reason="there is a GPU")
+def test_timing_needs_a_gpu() -> None:
+    with pytest.raises(CostError, match="no such device"):
+        KernelTimer(TARGET)
+    with pytest.raises(CostError, match="bench_gpu"):
+        measure_roofline(TARGET)
+
+
+def test_no_blocked_layouts() -> None:
+    state = GraphState.from_module(model("demo"), default_rules(vector_lanes(TARGET)))
+    layout = {rule.name for rule in state.ruleset.rules if rule.family == "layout"}
+    assert layout
+    assert not [name for name in layout if state.sites.get(name)]
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_what_is_computed(name: str) -> None:
+    mod = model(name)
+    inputs = random_inputs(mod, 0)
+    expected = onnxruntime_outputs(zoo.path(name), inputs)
+    for how in (unscheduled, serialised):
+        assert range_error(run_on_host(mod, list(inputs.values()), how), expected) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision(dtype: str) -> None:
+    shapes = [(40, 96), (96, 50), (50,)]
+
+    def dense(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+        return op.nn.softmax(op.nn.relu(op.add(op.matmul(x, w), b)))
+
+    arrays = random_arrays(shapes)
+    mod = to_half(graph(dense, shapes), dtype)
+    kernels = extract_kernels(mod, TARGET)
+    assert "tensor_core" in {str(schedule_kernel(kernel.func, TARGET).attrs[RULE_ATTR]) for kernel in kernels}
+    logits = np.maximum(arrays[0] @ arrays[1] + arrays[2], 0)
+    expected = np.exp(logits - logits.max(-1, keepdims=True))
+    expected /= expected.sum(-1, keepdims=True)
+    assert range_error(run_on_host(mod, arrays, serialised), [expected]) < HALF_TOLERANCE[dtype] * 10
+
+
+def test_half_precision_has_a_name() -> None:
+    with pytest.raises(KernelError, match="bfloat16"):
+        to_half(graph(op.exp, [(3, 5)]), "float8")
+
+
+CONVOLUTIONS = {
+    "padded": ((1, 5, 9, 8), (7, 5, 3, 3), {"padding": (1, 1, 1, 1)}, "matmul"),
+    "uneven padding": ((2, 4, 7, 6), (6, 4, 2, 3), {"padding": (0, 1, 2, 0)}, "matmul"),
+    "strided and dilated": ((1, 8, 15, 14), (16, 8, 3, 3), {"strides": (2, 1), "dilation": (2, 3)}, "matmul"),
+    "pointwise": ((1, 24, 6, 5), (40, 24, 1, 1), {}, "matmul"),
+    "whole image": ((1, 12, 5, 5), (33, 12, 5, 5), {}, None),
+    "grouped": ((1, 12, 8, 8), (18, 4, 3, 3), {"groups": 3, "padding": (1, 1, 1, 1)}, "matmul"),
+    "depthwise": ((1, 10, 9, 9), (10, 1, 3, 3), {"groups": 10, "strides": (2, 2)}, "window"),
+    "two a channel": ((1, 6, 7, 7), (12, 1, 3, 3), {"groups": 6, "padding": (1, 1, 1, 1)}, "window"),
+}
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolutions(case: str) -> None:
+    data, kernel, attributes, rule = CONVOLUTIONS[case]
+
+    def layer(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+        return op.nn.relu(op.add(op.nn.conv2d(x, w, **attributes), b))
+
+    shapes = [data, kernel, (1, kernel[0], 1, 1)]
+    mod, arrays = graph(layer, shapes, weights=2), random_arrays(shapes)
+    rules = [str(schedule_kernel(k.func, TARGET).attrs[RULE_ATTR]) for k in extract_kernels(mod, TARGET)]
+    assert rule is None or rule in rules
+    assert "fallback" not in rules
+    every = graph(layer, shapes)
+    reference = relax.VirtualMachine(tvm.compile(every, "llvm"), tvm.cpu())["main"](*map(tvm.runtime.tensor, arrays))
+    for how in (unscheduled, serialised):
+        assert range_error(run_on_host(every, arrays, how), [reference.numpy()]) < 1e-5
+
+
+POOLS = {
+    "max": lambda x: op.nn.max_pool2d(x, (3, 3), (2, 2), padding=(1, 1, 1, 1)),
+    "max, ceiled": lambda x: op.nn.max_pool2d(x, (3, 3), (2, 2), ceil_mode=True),
+    "average": lambda x: op.nn.avg_pool2d(x, (3, 3), (1, 1), padding=(1, 1, 1, 1), count_include_pad=False),
+    "adaptive": lambda x: op.nn.adaptive_avg_pool2d(x, (3, 4)),
+    "mean": lambda x: op.mean(x, [2, 3], keepdims=True),
+    "long sum": lambda x: op.sum(x, [1, 2, 3]),
+    "softmax": lambda x: op.nn.softmax(x, 1),
+    "largest": lambda x: op.argmax(x, 1),
+}
+
+
+@pytest.mark.parametrize("case", POOLS)
+def test_reductions(case: str) -> None:
+    shapes = [(2, 6, 11, 10)]
+    mod, arrays = graph(POOLS[case], shapes), random_arrays(shapes)
+    reference = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())["main"](tvm.runtime.tensor(arrays[0]))
+    for how in (unscheduled, serialised):
+        assert range_error(run_on_host(mod, arrays, how), [reference.numpy()]) < 1e-5
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_executable_holds_cuda(arch: str) -> None:
+    target = TARGETS[arch]
+    executable = tvm.compile(model("demo"), target, relax_pipeline=pipeline(target))
+    source = device_source(executable.mod)
+    assert "__global__" in source
+    assert "pack" not in source  # of weights: none of the CPU's
+
+
+def test_weight_only_work_stays_on_the_host() -> None:
+    lowered = Lowering(TARGET).lower(model("demo"))
+    assert lowered.weight_only is not None
+    assert "permute_dims" not in channels_last(lowered.mod).script()
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("name", "dtype"), [("demo", "float32"), ("bert-tiny", "float16"), ("bert-tiny", "bfloat16")])
+def test_nvcc(arch: str, name: str, dtype: str, tmp_path: Path) -> None:
+    target = TARGETS[arch]
+    scheduled = [schedule_kernel(kernel.func, target) for kernel in extract_kernels(model(name, dtype), target)]
+    assert max(threads(func) for func in scheduled) <= MOST_THREADS
+    report = compile_with_nvcc(cuda_source(scheduled, target), arch, tmp_path)
+    assert max(static_shared_bytes(report)) <= STATIC_SHARED_BYTES
