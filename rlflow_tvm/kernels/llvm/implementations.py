@@ -19,7 +19,7 @@ LEGALIZE: dict[str, LegalizeFunc] = {**CONV_LEGALIZE}
 
 _DIRECT_SHARE = 0.85  # of the peak, as measured for convolutions of ResNet, Inception and VGG
 _DIRECT_BYTES = 6.0  # of weights a cycle: they come while the products before them are computed
-_WINOGRAD_MARGIN = 1.1  # its estimate is the rougher one, and its result the less exact
+_WINOGRAD_MARGIN = 1.1  # its estimate is the rougher one
 
 
 def _is_static_conv(call: relax.Call, _weight: bool, _target: Target) -> bool:
