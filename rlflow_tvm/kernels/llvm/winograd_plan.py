@@ -23,7 +23,6 @@ _FAR_BYTES = 4.0  # a cycle, where they are read again from behind the private c
 _FIRST_BYTES = 4.0  # a cycle, the first time each core reads its own, and what another core has written
 _SHARED_BYTES = 8.0  # a cycle, the first time all cores read the same weights
 _AGAIN_BYTES = 32.0  # a cycle, weights that one chunk after the other reads
-_TURN_BYTES = 16.0  # a cycle, transformed input that a panel reads after others have
 _REGION = 40_000.0  # one more parallel region
 
 
@@ -104,7 +103,6 @@ def plan_cycles(shape: ConvShape, plan: Plan, lanes: int, cores: int) -> float:
         turns = -(-chunks * panels // cores)
         total = turns * task + -(-rows * blocks // cores) * plan.tile_columns * transform + _REGION
         total += inputs * chunks / cores / _FIRST_BYTES + weights / min(cores, panels) / _FIRST_BYTES
-        total += turns * inputs / _TURN_BYTES
         near, passes = products, -(-chunks // cores)
     else:
         turns = passes = -(-chunks // cores)
