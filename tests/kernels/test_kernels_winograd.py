@@ -31,7 +31,7 @@ TARGET = default_target()
 HASWELL = tvm.target.Target({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
 SIZES = (2, 4)
 ONE = (1, 1, 1, 1)
-ERROR = {2: 3e-6, 4: 2e-5}  # of the output's range
+ERROR = {2: 3e-6, 4: 8e-6}  # of the output's range
 
 
 def pick(name, choice: Choice) -> str:
@@ -124,7 +124,7 @@ def test_any_extents(channels, image, padding, batch, size, narrow, epilogue):
     assert error(conv, size, HASWELL if narrow else TARGET) < ERROR[size]
 
 
-@pytest.mark.parametrize(("size", "bound"), [(2, 1.5e-6), (4, 1e-5)])
+@pytest.mark.parametrize(("size", "bound"), [(2, 3e-6), (4, 8e-6)])
 @pytest.mark.parametrize("channels", [64, 512])
 def test_rounding_error_is_small(size, bound, channels):
     assert error(Conv((channels, 64), (16, 16), padding=ONE, epilogue=""), size) < bound
@@ -189,7 +189,7 @@ def test_taken():
 
 @pytest.mark.parametrize("size", SIZES)
 def test_transforms_make_a_convolution_of_integers(size):
-    """A^T [(G g G^T) * (B^T d B)] A on small integers, exactly but for the thirds in G."""
+    """A^T [(G g G^T) * (B^T d B)] A on small integers, exactly but for the fractions in G."""
     points = size + 2
     rng = np.random.default_rng(0)
     d, g = rng.integers(-4, 5, (points, points)).astype(float), rng.integers(-4, 5, (3, 3)).astype(float)
@@ -200,12 +200,16 @@ def test_transforms_make_a_convolution_of_integers(size):
     np.testing.assert_allclose(got, want, atol=1e-12)
 
 
-def test_matrices_are_lavins():
-    rows = matrix(transform_data, 6).tolist()
-    assert rows[0] == [4, 0, -5, 0, 1, 0]
-    assert rows[3] == [0, -2, -1, 2, 1, 0]
-    assert matrix(transform_product, 6).tolist()[3] == [0, 1, -1, 8, -8, 1]
-    assert matrix(partial(transform_taps, size=4), 3).tolist()[0] == [0.25, 0, 0]
+def test_matrices():
+    """A point's row of A^T is its powers; of B^T, the polynomial that is zero at the other points (Toom and Cook)."""
+    points = [0, 5 / 8, -5 / 8, 3 / 2, -3 / 2]
+    to_data, to_output = matrix(transform_data, 6), matrix(transform_product, 6)
+    np.testing.assert_allclose(to_output[:, :5], np.vander(points, 4, increasing=True).T)
+    assert to_output[:, 5].tolist() == [0, 0, 0, 1]
+    for i, point in enumerate(points):
+        others = [other for other in points if other != point]
+        np.testing.assert_allclose(to_data[i], [*np.poly(others)[::-1], 0])
+    np.testing.assert_allclose(to_data[5], np.poly(points)[::-1])
 
 
 def _shape(channels: int, out: int, extent: int) -> ConvShape:

@@ -17,7 +17,7 @@ from .winograd_plan import make_plan, plan_cycles
 LEGALIZE: dict[str, LegalizeFunc] = {**CONV_LEGALIZE}
 """Operators with one implementation, or whose several do not take the call."""
 
-_WINOGRAD_MARGIN = 1.1  # its estimate is the rougher one, and its result the less exact
+_WINOGRAD_MARGIN = 1.1  # its estimate is the rougher one
 
 
 def _is_static_conv(call: relax.Call, _weight: bool, _target: Target) -> bool:
@@ -25,7 +25,7 @@ def _is_static_conv(call: relax.Call, _weight: bool, _target: Target) -> bool:
 
 
 def _conv_cycles(call: relax.Call, target: Target) -> float:
-    """Of the direct convolution; by one model where the pixel convolution competes, by another where Winograd's does."""
+    """Of the direct convolution: one model where the pixel convolution competes, another where Winograd's does."""
     shape = conv_shape(call)
     assert shape is not None  # `takes` has seen to that
     if is_pixel_conv(call, True, target):

@@ -16,12 +16,14 @@ _FLOAT_BYTES = 4
 _TRANSFORM = {2: 200.0, 4: 450.0}  # of a tile of one vector of channels, in or out, with its copy from or to the tensor
 _LOADS = 1.4  # that start in a cycle
 _LATENCY = 4.0  # until a sum may be added to again
-_STEP = 0.5  # more for each channel and each vector of weights
+_STEP = 1.0  # more for each channel and each vector of weights
 _NEAR = 1 << 20  # bytes of a task's own buffers that leave room for the weights beside them
-_FAR_BYTES = 8.0  # a cycle, where they are read again from behind the private caches
-_FIRST_BYTES = 4.0  # a cycle, the first time, and what another core has written
+_PRIVATE = 1600 << 10  # bytes of weights and such buffers that stay there from chunk to chunk
+_FAR_BYTES = 4.0  # a cycle, where they are read again from behind the private caches
+_FIRST_BYTES = 4.0  # a cycle, the first time each core reads its own, and what another core has written
+_SHARED_BYTES = 8.0  # a cycle, the first time all cores read the same weights
 _AGAIN_BYTES = 32.0  # a cycle, weights that one chunk after the other reads
-_REGION = 25_000.0  # one more parallel region
+_REGION = 40_000.0  # one more parallel region
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,10 @@ def plan_cycles(shape: ConvShape, plan: Plan, lanes: int, cores: int) -> float:
         near, passes = products, -(-chunks // cores)
     else:
         turns = passes = -(-chunks // cores)
-        total = turns * (panels * task + tiles * blocks * transform) + weights / _FAR_BYTES
+        total = turns * (panels * task + tiles * blocks * transform) + weights / _SHARED_BYTES
         near = products + inputs
-    total += (passes - 1) * weights / _AGAIN_BYTES
+    if weights + near > _PRIVATE:
+        total += (passes - 1) * weights / _AGAIN_BYTES
     return total + (turns * near / _FAR_BYTES if near > _NEAR else 0.0)
 
 
