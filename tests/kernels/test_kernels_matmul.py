@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_checks import check
+from kernel_checks import TARGET, check, graph, random_arrays, run
 from tvm import relax
+from tvm.target import Target
 
-from rlflow_tvm.kernels.llvm.matmul_tile import choose_tile
+from rlflow_tvm.kernels.llvm.matmul_tile import choose_blocks, choose_tile
 
 op = relax.op
 
@@ -85,3 +86,57 @@ def test_tile_fits_the_registers(lanes: int, height: int, width: int) -> None:
     assert 1 <= rows <= height
     assert 1 <= vectors <= -(-width // lanes)
     assert rows * vectors <= (12 if lanes == 8 else 28)
+
+
+TARGETS = {
+    "host": TARGET,
+    "avx2": Target({"kind": "llvm", "mcpu": "haswell", "num-cores": 2}),
+    "sse": Target({"kind": "llvm", "mcpu": "x86-64", "num-cores": 2}),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(
+    ("left", "columns"),
+    [
+        ((130, 2100), 100),  # the depth in blocks
+        ((300, 3001), 65),  # rows too; a depth that no unrolling divides
+        ((3, 50, 2501), 96),
+        ((1, 3000), 33),
+        ((2, 2, 400, 1030), 40),  # rows in blocks, several batches on the same weights
+    ],
+)
+def test_blocks_for_the_caches(name: str, left: tuple[int, ...], columns: int) -> None:
+    def build(x: relax.Expr, residual: relax.Expr, bias: relax.Expr, matrix: relax.Expr) -> relax.Expr:
+        return op.nn.relu(op.add(op.add(op.matmul(x, matrix), bias), residual))
+
+    shapes = [left, (*left[:-1], columns), (columns,), (left[-1], columns)]
+    x, residual, bias, matrix = arrays = random_arrays(shapes)
+    outcome = run(graph(build, shapes, 2), arrays, 2, TARGETS[name])
+    expected = np.maximum(x.astype("float64") @ matrix + bias + residual, 0)
+    assert outcome.rules == ["matmul"]
+    np.testing.assert_allclose(outcome.values[0], expected, rtol=0, atol=5e-6 * expected.max())
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    rows=st.integers(1, 33), columns=st.integers(1, 80), depth=st.integers(1, 150), weight=st.booleans(),
+    name=st.sampled_from(sorted(TARGETS)),
+)  # fmt: skip
+def test_any_extents_on_any_target(rows: int, columns: int, depth: int, weight: bool, name: str) -> None:
+    shapes = [(rows, depth), (depth, columns)]
+    x, matrix = arrays = random_arrays(shapes)
+    outcome = run(graph(op.matmul, shapes, int(weight)), arrays, int(weight), TARGETS[name])
+    np.testing.assert_allclose(outcome.values[0], x.astype("float64") @ matrix, rtol=0, atol=1e-4)
+
+
+@settings(deadline=None)
+@given(
+    height=st.integers(1, 5000), depth=st.integers(1, 20_000), panels=st.integers(1, 100), rows=st.integers(1, 10),
+    cores=st.integers(1, 64),
+)  # fmt: skip
+def test_blocks_cover_the_product(height: int, depth: int, panels: int, rows: int, cores: int) -> None:
+    blocks = choose_blocks(height, depth, panels, rows, cores)
+    assert 1 <= blocks.depth <= depth
+    assert blocks.rows == height or blocks.rows % rows == 0
+    assert panels % blocks.panels == 0

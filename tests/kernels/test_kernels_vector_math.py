@@ -33,10 +33,10 @@ def test_absolute_error(build: Callable, exact: Callable, error: float) -> None:
 
 
 def test_exp_relative_error_and_ends() -> None:
-    x = np.linspace(-87.0, 88.0, 200_001).astype("float32")
+    x = np.linspace(-86.98, 88.72, 200_001).astype("float32")
     exact = np.exp(x.astype("float64"))
     assert np.abs(values(op.exp, x) / exact - 1).max() < 2e-7
-    ends = values(op.exp, np.array([-np.inf, -200, -89, 89, 200, np.inf], "float32"))
+    ends = values(op.exp, np.array([-np.inf, -200, -89, 88.73, 200, np.inf], "float32"))
     np.testing.assert_array_equal(ends, [0, 0, 0, np.inf, np.inf, np.inf])
 
 
