@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from tvm.relax.pipeline import PIPELINE_MAP, register_pipeline
 
+from .build import compile_kernels
 from .choice import Choice, Chooser, heuristic_choice
+from .explain import KernelRule, explain
 from .extract import Kernel, Lowered, Lowering, extract_kernels
 from .fuse import kernel_key
 from .pipeline import PIPELINE_NAME, pipeline
@@ -28,10 +30,13 @@ __all__ = [
     "Choice",
     "Chooser",
     "Kernel",
+    "KernelRule",
     "Lowered",
     "Lowering",
     "as_target",
+    "compile_kernels",
     "default_target",
+    "explain",
     "extract_kernels",
     "heuristic_choice",
     "kernel_key",

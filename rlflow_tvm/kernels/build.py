@@ -13,49 +13,76 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm.target import Target
 
+from .split import all_bindings, variables_of
 from .target import usable_processors
 
 _EXTERNAL_MODS = "external_mods"  # attribute in which `tvm.compile` looks for compiled code to link
-_LEAST = 2  # kernels for which a thread is worth starting
+_NO_TESTS = "tirx.disable_assert"
+_LEAST = 2  # kernels from which on there is something to share
 
 
 def compile_kernels(mod: tvm.IRModule, target: Target, threads: int | None = None) -> tvm.IRModule:
-    """`mod` with its PrimFuncs compiled and linked to it, all but the smallest one, which `tvm.compile` still sees.
+    """`mod` (lowered to virtual machine calls) with its PrimFuncs compiled and linked to it.
 
-    (It makes a C source file where it finds none, and needs a C compiler then.) `threads`: as many as there are
-    processors usable here, if not given. The configuration of the current `PassContext` holds in all of them.
+    All but the smallest: `tvm.compile` makes a C source file where it finds none, and needs a C compiler then.
+    Kernels that read no argument of `main` are compiled without TVM's tests of shape, type and strides: what they are
+    given is what the module has allocated itself, and the tests are half of the code of a small kernel.
+    `threads`: as many as there are processors usable here, if not given. The configuration of the current `PassContext`
+    holds in all of them.
     """
     threads = usable_processors() if threads is None else threads
     funcs = {var: func for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
-    parts = deal([_size(func) for func in funcs.values()], min(threads, len(funcs) // _LEAST))
-    if len(parts) < 2:
+    if len(funcs) < _LEAST:
         return mod
     variables = list(funcs)
     left = min(variables, key=lambda var: (_size(funcs[var]), var.name_hint))
-    modules = [
-        tvm.IRModule({variables[i]: funcs[variables[i]] for i in part if not variables[i].same_as(left)})
-        for part in parts
-    ]
-    outer = tvm.transform.PassContext.current()
+    variables = [var for var in variables if not var.same_as(left)]
+    tested = called_with_arguments(mod["main"])
+    context = tvm.transform.PassContext.current()
 
-    def build(part: tvm.IRModule) -> tvm.runtime.Module:
-        inner = tvm.transform.PassContext(
-            opt_level=outer.opt_level,
-            required_pass=list(outer.required_pass),
-            disabled_pass=list(outer.disabled_pass),
-            config=dict(outer.config),
-        )
-        with inner:
-            return tvm.tirx.build(part, target=target, pipeline="default")
+    def build(part: list[int]) -> list[tvm.runtime.Module]:
+        modules = []
+        for untested in (False, True):
+            chosen = [variables[i] for i in part if (variables[i] in tested) != untested]
+            if chosen:
+                with _copy(context, {_NO_TESTS: True} if untested else {}):
+                    kernels = tvm.IRModule({var: funcs[var] for var in chosen})
+                    modules.append(tvm.tirx.build(kernels, target=target, pipeline="default"))
+        return modules
 
-    with ThreadPoolExecutor(len(modules)) as pool:
-        built = list(pool.map(build, modules))
+    parts = deal([_size(funcs[var]) for var in variables], threads)
+    with ThreadPoolExecutor(len(parts)) as pool:
+        built = [module for modules in pool.map(build, parts) for module in modules]
     linked = {
-        var: relax.ExternFunc(str(func.attrs["global_symbol"])) if var in funcs and not var.same_as(left) else func
+        var: func if var not in funcs or var.same_as(left) else relax.ExternFunc(str(func.attrs["global_symbol"]))
         for var, func in mod.functions_items()
     }
     known = list(mod.attrs[_EXTERNAL_MODS]) if mod.attrs and _EXTERNAL_MODS in mod.attrs else []
     return tvm.IRModule(linked, attrs=mod.attrs).with_attr(_EXTERNAL_MODS, [*known, *built])
+
+
+def called_with_arguments(main: relax.Function) -> set[tvm.ir.GlobalVar]:
+    """The functions that `main` calls with its own parameters, or with what anything but a function makes of them."""
+    given: set[relax.Expr] = set(main.params)
+    called: set[tvm.ir.GlobalVar] = set()
+    for binding in all_bindings(main):
+        if not any(var in given for var in variables_of(binding.value)):
+            continue
+        if isinstance(binding.value, relax.Call) and isinstance(binding.value.op, tvm.ir.GlobalVar):
+            called.add(binding.value.op)
+        else:
+            given.add(binding.var)
+    return called
+
+
+def _copy(context: tvm.transform.PassContext, config: dict[str, object]) -> tvm.transform.PassContext:
+    """`context` for another thread, with more configuration and without instruments, which belong to its own."""
+    return tvm.transform.PassContext(
+        opt_level=context.opt_level,
+        required_pass=list(context.required_pass),
+        disabled_pass=list(context.disabled_pass),
+        config={**dict(context.config), **config},
+    )
 
 
 def deal(sizes: Sequence[int], parts: int) -> list[list[int]]:

@@ -1,0 +1,44 @@
+"""Which schedule rule takes which kernel of a graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import tirx
+from tvm.target import Target
+
+from .choice import Chooser, heuristic_choice
+from .extract import Lowering
+from .schedule import RULE_ATTR, schedule_kernel
+
+
+@dataclass(frozen=True)
+class KernelRule:
+    """One kernel and the schedule rule that takes it.
+
+    `name`, `key`, `count`: as in `Kernel`. `rule`: a name in `rlflow_tvm.kernels.schedule.RULES`.
+    `shapes`: of its parameters, the results last.
+    """
+
+    name: str
+    rule: str
+    count: int
+    shapes: tuple[tuple[int, ...], ...]
+    key: str
+
+
+def explain(mod: tvm.IRModule, target: Target, choose: Chooser = heuristic_choice) -> list[KernelRule]:
+    """The kernels that `mod` compiles to for `target`, in the order of their first launch, and their schedule rules.
+
+    Without the weight-only work. KernelError for an operator without a kernel and for a kernel without a rule.
+    """
+    rows = []
+    for kernel in Lowering(target, choose).kernels(mod):
+        rule = str(schedule_kernel(kernel.func, target).attrs[RULE_ATTR])
+        rows.append(KernelRule(kernel.name, rule, kernel.count, _shapes(kernel.func), kernel.key))
+    return rows
+
+
+def _shapes(func: tirx.PrimFunc) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(int(extent) for extent in param.ty.shape) for param in func.params)
