@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from .conv_tile import ConvCost, accumulator_registers
 
 _LATENCY = 4.0  # cycles until a sum may be added to again
-_LOOP = 0.5  # cycles of the loop itself, per step
+_LOOP = 1.0  # cycles of the loop itself, per step
 _ACROSS = 1.5  # loads for a vector of which about half lie across two cache lines
 _TILE = 40.0  # cycles to begin and end a tile
 _WORKSPACE = 400.0  # cycles more where TVM does not keep the tile's sums on the stack
 _STACK_BYTES = 1024  # from this size on it does not
 _SHORT_RUNS = 2.0  # how much longer a byte of the data takes that is read in runs of one vector
 _OUT_OF_ORDER = 2.0  # how much longer a byte of the output takes that is written in short runs, row after row
+_MANY_PIXELS = 12  # vectors of pixels a core should have at least
 _MAX_ROWS = 16
 _MAX_VECTORS = 6
 _FEW_CHANNELS = 8  # below this, rows need not divide the channels: the last tile would be most of them
@@ -52,7 +53,7 @@ class PixelProduct:
     def tile(self, lanes: int, cores: int) -> PixelTile:
         """The tile with the fewest cycles on `cores` cores with vectors of `lanes` floats."""
         budget = accumulator_registers(lanes)
-        outside = self._image() <= max(ConvCost.SECOND_CACHE, self._weights())
+        outside = self._channels_outside(lanes, cores)
         tiles = [
             PixelTile(rows, vectors, outside, self._cycles(rows, vectors, outside, lanes, cores))
             for rows in range(1, min(self.channels, _MAX_ROWS, budget) + 1)
@@ -60,6 +61,16 @@ class PixelProduct:
             for vectors in range(1, min(-(-self.pixels // lanes), _MAX_VECTORS, budget // rows) + 1)
         ]
         return min(tiles, key=lambda tile: tile.cycles)
+
+    def _channels_outside(self, lanes: int, cores: int) -> bool:
+        """Whether the cores divide the channels, and each reads the whole image; see `PixelTile`.
+
+        Measured inside SqueezeNet, where the previous kernel has left half of the image in either core's cache: a layer
+        of more inputs than outputs is faster where each core reads only its part, if there are pixels enough to divide.
+        """
+        if self._image() > max(ConvCost.SECOND_CACHE, self._weights()):
+            return False
+        return self.channels >= self.depth or self.pixels < _MANY_PIXELS * cores * lanes
 
     def _cycles(self, rows: int, vectors: int, outside: bool, lanes: int, cores: int) -> float:
         width = vectors * lanes
@@ -89,7 +100,6 @@ class PixelProduct:
         if outside:
             readers = min(cores, blocks // self.batch)
             passes = 1.0 if self._image() <= ConvCost.SECOND_CACHE else blocks / self.batch / readers
-            # the second core to read a line finds it nearer
             return ConvCost.FAR_BYTE * (image * passes * (1 + readers) / 2 + self._weights() + output) / cores
         passes = 1.0 if self._weights() <= ConvCost.SECOND_CACHE else columns / cores
         return ConvCost.FAR_BYTE * (self._weights() * passes + (image + _OUT_OF_ORDER * output) / cores)
