@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import tvm
 from tvm import tirx
 from tvm.tirx.stmt import Stmt
 
-Index = tvm.ir.Expr | int
+Index: TypeAlias = tvm.ir.Expr | int
 
 
 class Emitter:
