@@ -103,7 +103,9 @@ def _size(func: tirx.PrimFunc) -> int:
 
 def _statements(stmt: tirx.stmt.Stmt) -> int:
     if isinstance(stmt, tirx.For):
-        repeated = int(stmt.extent) if stmt.kind == tirx.ForKind.UNROLLED and isinstance(stmt.extent, tirx.IntImm) else 1
+        repeated = (
+            int(stmt.extent) if stmt.kind == tirx.ForKind.UNROLLED and isinstance(stmt.extent, tirx.IntImm) else 1
+        )
         return repeated * _statements(stmt.body)
     if isinstance(stmt, tirx.SeqStmt):
         return sum(_statements(child) for child in stmt.seq)

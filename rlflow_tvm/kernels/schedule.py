@@ -10,6 +10,7 @@ from rlflow_tvm.errors import KernelError
 
 from .llvm.conv import Conv2d
 from .llvm.elementwise import Elementwise, Fallback
+from .llvm.empty import Empty
 from .llvm.matmul import Matmul
 from .llvm.pool import Pool2d
 from .llvm.reduction import Reduction
@@ -21,6 +22,7 @@ _SCHEDULED_ATTR = "tirx.is_scheduled"
 
 # the most special first; Fallback takes whatever is left
 RULES: dict[str, ScheduleRule] = {
+    "empty": Empty(),
     "conv2d": Conv2d(),
     "pool2d": Pool2d(),
     "matmul": Matmul(),
