@@ -19,7 +19,7 @@ op = relax.op
 
 
 def layers(x: relax.Expr, kernel: relax.Expr, weight: relax.Expr) -> relax.Expr:
-    """A network with a kernel for each rule but `fallback`."""
+    """A network with kernels of most rules."""
     image = op.nn.max_pool2d(op.nn.relu(op.nn.conv2d(x, kernel, padding=1)), (2, 2), strides=(2, 2))
     flat = op.nn.softmax(op.matmul(op.reshape(image, (5, 36)), weight))
     return op.concat([op.exp(flat), flat], axis=0)

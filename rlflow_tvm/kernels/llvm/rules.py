@@ -8,6 +8,7 @@ from tvm.target import Target
 
 from .conv import Conv2d
 from .elementwise import Elementwise, Fallback
+from .empty import Empty
 from .matmul import Matmul
 from .matmul_prefetch import insert_prefetches
 from .pixels import PixelConv
@@ -19,6 +20,7 @@ from .winograd import Winograd
 
 # the most special first; Fallback takes whatever is left
 RULES: dict[str, ScheduleRule] = {
+    "empty": Empty(),
     "winograd": Winograd(),
     "conv2d": Conv2d(),
     "conv2d_pixels": PixelConv(),
