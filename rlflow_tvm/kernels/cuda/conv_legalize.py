@@ -127,9 +127,7 @@ def _position(
     )
 
 
-def _sum_of_products(
-    left: tvm.ir.Expr, right: tvm.ir.Expr, axes: list[tirx.IterVar], window: Window
-) -> tvm.ir.Expr:
+def _sum_of_products(left: tvm.ir.Expr, right: tvm.ir.Expr, axes: list[tirx.IterVar], window: Window) -> tvm.ir.Expr:
     dtype = window.sum_dtype
     return te.sum(left.astype(dtype) * right.astype(dtype), axis=axes)
 
