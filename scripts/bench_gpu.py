@@ -132,8 +132,7 @@ def kernel_seconds(func: tvm.tirx.PrimFunc, target: tvm.target.Target) -> float:
     module = tvm.compile(tvm.IRModule({"kernel": func.with_attr("global_symbol", "kernel")}), target).jit()
     rng, device, arguments = np.random.default_rng(0), tvm.cuda(), []
     for param in func.params:
-        buffer = func.buffer_map[param] if param in func.buffer_map else param.ty
-        shape, dtype = [int(extent) for extent in buffer.shape], str(buffer.dtype)
+        shape, dtype = [int(extent) for extent in param.ty.shape], str(param.ty.dtype)
         floats = dtype.startswith(("float", "bfloat"))
         values = rng.standard_normal(shape).astype(np.dtype(dtype)) if floats else np.zeros(shape, dtype)
         arguments.append(tvm.runtime.tensor(values, device))

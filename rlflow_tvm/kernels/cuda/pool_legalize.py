@@ -12,7 +12,7 @@ from tvm import relax, te, tirx
 
 
 def legalize_adaptive_avg_pool2d(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """`relax.nn.adaptive_avg_pool2d` in "NCHW" and "NHWC" of static shape as a call of a PrimFunc, else as TVM has it."""
+    """`relax.nn.adaptive_avg_pool2d` in "NCHW" and "NHWC" as a call of a PrimFunc; other layouts as TVM has them."""
     layout = str(call.attrs.layout)
     shapes = [call.args[0].ty.shape, call.ty.shape]
     static = all(isinstance(s, relax.ShapeExpr) and all(isinstance(d, tirx.IntImm) for d in s.values) for s in shapes)
