@@ -8,8 +8,13 @@ from tvm.target import Target
 from ..choice import Implementation, LegalizeFunc
 from .conv_legalize import legalize_conv2d
 from .matmul_legalize import is_weight_product, legalize_matmul, legalize_weight_matmul
+from .pool_legalize import legalize_adaptive_avg_pool2d
 
-LEGALIZE: dict[str, LegalizeFunc] = {"relax.matmul": legalize_matmul, "relax.nn.conv2d": legalize_conv2d}
+LEGALIZE: dict[str, LegalizeFunc] = {
+    "relax.matmul": legalize_matmul,
+    "relax.nn.adaptive_avg_pool2d": legalize_adaptive_avg_pool2d,
+    "relax.nn.conv2d": legalize_conv2d,
+}
 """Operators with one implementation, or whose several do not take the call."""
 
 

@@ -52,16 +52,24 @@ def find_product(sch: s_tir.Schedule) -> tuple[SBlockRV, Product] | None:
     traits = detect_iter_traits(stmt)
     if traits is None or not all(isinstance(trait.extent, tirx.IntImm) for trait in traits[3]):
         return None
-    sizes = {
-        kind: math.prod(int(trait.extent) for trait in traits[3] if trait.kind == kind)
-        for kind in (IterKind.kIter_S, IterKind.kIter_I, IterKind.kIter_J, IterKind.kIter_K)
-    }
+
+    def size(kind: IterKind) -> int:
+        return math.prod(int(trait.extent) for trait in traits[3] if trait.kind == kind)
+
     left, right = (str(region.source.dtype) for region in stmt.reads)
-    return reducing[0], Product(*sizes.values(), (left, right), str(stmt.writes[0].source.dtype))
+    product = Product(
+        batch=size(IterKind.kIter_S),
+        rows=size(IterKind.kIter_I),
+        columns=size(IterKind.kIter_J),
+        depth=size(IterKind.kIter_K),
+        factors=(left, right),
+        result=str(stmt.writes[0].source.dtype),
+    )
+    return reducing[0], product
 
 
 def choose_tile(product: Product, tiles: tuple[Tile, ...], target: Target) -> Tile:
-    """The tile with the least estimated time: rounds of tiles over the processors, times work over share of the rate."""
+    """The tile with the least estimated time: rounds of tiles over the processors, by work over share of the rate."""
     processors = _PROCESSORS.get(str(target.attrs.get("arch", "")).rstrip("af"), _DEFAULT_PROCESSORS)
 
     def secs(tile: Tile) -> float:

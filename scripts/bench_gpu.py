@@ -1,0 +1,231 @@
+"""Models and their kernels on this machine's NVIDIA GPU: times, ratios, and share of what the GPU can do at best.
+
+For each model a line with the time of one run by this package's pipeline, TVM's default CUDA pipeline over it and
+torch.compile over it (above 1: ours is faster; `-` where torch or its ONNX reader is not there), all on the same
+inputs in interleaved rounds, and the difference of our outputs from ONNX Runtime's as a share of their range. With
+--kernels a line for each kernel: its time with its operands where the last run left them, and its share of peak: the
+time that its operations (or its bytes, where those take longer) need at the best rate measured here, over its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+from rich.console import Console
+from rich.table import Table
+from tvm import relax, te
+
+from rlflow_tvm import from_onnx
+from rlflow_tvm.cli import model_path, write_json
+from rlflow_tvm.cost import kernel_bytes, kernel_flops
+from rlflow_tvm.errors import CostError, RlflowError
+from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs
+from rlflow_tvm.kernels import RULE_ATTR, as_target, extract_kernels, pipeline, schedule_kernel
+from rlflow_tvm.kernels.precision import to_half
+from rlflow_tvm.verify import flatten, range_error
+
+Call = Callable[[], Any]
+DTYPES = ("float32", "float16", "bfloat16")
+_SIDE = 8192  # of the product whose rate counts as the best
+_COPIED = 1 << 28  # elements
+_CALLS = 20
+_WARM = 5
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=["zoo:demo", "zoo:resnet50", "zoo:bert-base"])
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--kernels", action="store_true", help="time each kernel as well")
+    parser.add_argument("--out", type=Path, help="JSON file")
+    arguments = parser.parse_args()
+    try:
+        if not tvm.cuda().exist:
+            raise CostError("there is no NVIDIA GPU here: run this on a machine that has one")
+        run(arguments, as_target("cuda"))
+    except RlflowError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def run(arguments: argparse.Namespace, target: tvm.target.Target) -> None:
+    """Measure and print all of it."""
+    console = Console(width=150)
+    flops, byte_rate = best_rates(target, arguments.dtype)
+    console.print(
+        f"{tvm.cuda().device_name}, {target.attrs['arch']}; best rates measured: {flops / 1e12:.1f} TFLOP/s "
+        f"({arguments.dtype} product of side {_SIDE}), {byte_rate / 1e9:.0f} GB/s"
+    )
+    if torch_with_reader() is None:
+        console.print("torch.compile is left out: it needs torch with CUDA and the package onnx2torch")
+    rows = []
+    for model in arguments.models:
+        rows.append({"model": model, **bench_model(model, target, arguments.dtype, arguments.rounds)})
+        console.print(rows[-1], highlight=False)
+        if arguments.kernels:
+            kernels = bench_kernels(model, target, arguments.dtype, flops, byte_rate)
+            rows[-1]["kernels"] = kernels
+            show(console, model, kernels)
+    write_json(arguments.out, {"flops_per_sec": flops, "bytes_per_sec": byte_rate, "models": rows})
+
+
+def bench_model(model: str, target: tvm.target.Target, dtype: str, rounds: int) -> dict[str, Any]:
+    """Seconds of one run by each candidate, and the ratios of the others' to ours, round by round (their median)."""
+    path, device = model_path(model), tvm.cuda()
+    original = from_onnx(path)
+    mod = original if dtype == "float32" else to_half(original, dtype)
+    arrays = random_inputs(original, 0)
+    inputs = [tvm.runtime.tensor(array, device) for array in arrays.values()]
+    calls: dict[str, Call] = {}
+    outputs: list[np.ndarray] = []
+    for name, passes in (("ours", pipeline(target)), ("tvm_default", relax.get_default_pipeline(target))):
+        main = relax.VirtualMachine(tvm.compile(mod, target, relax_pipeline=passes), device)["main"]
+        calls[name] = lambda main=main: main(*inputs)
+        if name == "ours":
+            outputs = [tensor.numpy() for tensor in flatten(main(*inputs))]
+    torch_call = compiled_by_torch(path, list(arrays.values()), dtype)
+    if torch_call is not None:
+        calls["torch_compile"] = torch_call
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            times[name].append(seconds(call))
+    result: dict[str, Any] = {f"{name}_secs": float(np.median(found)) for name, found in times.items()}
+    for name in calls:
+        if name != "ours":
+            pairs = zip(times[name], times["ours"], strict=True)
+            result[f"{name}_over_ours"] = float(np.median([theirs / ours for theirs, ours in pairs]))
+    result["error"] = range_error(outputs, onnxruntime_outputs(path, arrays))
+    return result
+
+
+def bench_kernels(
+    model: str, target: tvm.target.Target, dtype: str, flops: float, byte_rate: float
+) -> list[dict[str, Any]]:
+    """Each kernel's seconds, how often it is launched, and its share of peak."""
+    mod = from_onnx(model_path(model))
+    rows = []
+    for kernel in extract_kernels(mod if dtype == "float32" else to_half(mod, dtype), target):
+        scheduled = schedule_kernel(kernel.func, target)
+        secs = kernel_seconds(scheduled, target)
+        least = max(kernel_flops(kernel.func) / flops, kernel_bytes(kernel.func) / byte_rate)
+        rule = str(scheduled.attrs[RULE_ATTR])
+        rows.append(
+            {"kernel": kernel.name, "rule": rule, "count": kernel.count, "secs": secs, "share_of_peak": least / secs}
+        )
+    return rows
+
+
+def kernel_seconds(func: tvm.tirx.PrimFunc, target: tvm.target.Target) -> float:
+    """The median time of a scheduled kernel; floats are random, integers zero."""
+    module = tvm.compile(tvm.IRModule({"kernel": func.with_attr("global_symbol", "kernel")}), target).jit()
+    rng, device, arguments = np.random.default_rng(0), tvm.cuda(), []
+    for param in func.params:
+        shape, dtype = [int(extent) for extent in param.ty.shape], str(param.ty.dtype)
+        floats = dtype.startswith(("float", "bfloat"))
+        values = rng.standard_normal(shape).astype(np.dtype(dtype)) if floats else np.zeros(shape, dtype)
+        arguments.append(tvm.runtime.tensor(values, device))
+    return float(module.time_evaluator("kernel", device, number=_CALLS, repeat=5)(*arguments).median)
+
+
+def best_rates(target: tvm.target.Target, dtype: str) -> tuple[float, float]:
+    """The best measured FLOP/s of a large product (torch's where it is there, else our own) and bytes/s of a copy."""
+    x = te.placeholder((_COPIED,), "float32", name="x")
+    copy = te.create_prim_func([x, te.compute(x.shape, lambda i: x[i], name="copy")])
+    byte_rate = 8 * _COPIED / kernel_seconds(schedule_kernel(copy, target), target)
+    left, right = (te.placeholder((_SIDE, _SIDE), dtype, name=name) for name in "ab")
+    k = te.reduce_axis((0, _SIDE), "k")
+    product = te.compute(
+        (_SIDE, _SIDE),
+        lambda i, j: te.sum(left[i, k].astype("float32") * right[j, k].astype("float32"), axis=k),
+        name="product",
+    )
+    secs = [kernel_seconds(schedule_kernel(te.create_prim_func([left, right, product]), target), target)]
+    torch = torch_with_cuda()
+    if torch is not None:
+        a, b = (torch.randn(_SIDE, _SIDE, device="cuda", dtype=getattr(torch, dtype)) for _ in range(2))
+        secs.append(seconds(lambda: a @ b))
+    return 2 * _SIDE**3 / min(secs), byte_rate
+
+
+def seconds(call: Call) -> float:
+    """Seconds of one call, by the wall clock round several, the GPU being done before and after."""
+    for _ in range(_WARM):
+        call()
+    synchronise()
+    started = time.perf_counter()
+    for _ in range(_CALLS):
+        call()
+    synchronise()
+    return (time.perf_counter() - started) / _CALLS
+
+
+def synchronise() -> None:
+    """Wait for the GPU, for TVM's stream and for torch's."""
+    tvm.cuda().sync()
+    torch = torch_with_cuda()
+    if torch is not None:
+        torch.cuda.synchronize()
+
+
+def compiled_by_torch(path: Path, arrays: list[np.ndarray], dtype: str) -> Call | None:
+    """The model through onnx2torch and torch.compile, or None where they are not there."""
+    torch = torch_with_reader()
+    if torch is None:
+        return None
+    module = importlib.import_module("onnx2torch").convert(onnx.load(path)).eval().cuda()
+    kind = getattr(torch, dtype)
+    module = module.to(kind)
+    tensors = [torch.from_numpy(array).cuda() for array in arrays]
+    tensors = [tensor.to(kind) if tensor.is_floating_point() else tensor for tensor in tensors]
+    compiled = torch.compile(module)
+
+    def call() -> Any:
+        with torch.no_grad():
+            return compiled(*tensors)
+
+    return call
+
+
+def torch_with_cuda() -> Any | None:
+    """torch, if it is installed and sees a GPU."""
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError:
+        return None
+    return torch if torch.cuda.is_available() else None
+
+
+def torch_with_reader() -> Any | None:
+    """torch, if it sees a GPU and can read ONNX files."""
+    try:
+        importlib.import_module("onnx2torch")
+    except ImportError:
+        return None
+    return torch_with_cuda()
+
+
+def show(console: Console, model: str, rows: list[dict[str, Any]]) -> None:
+    """The table of a model's kernels, the dearest first."""
+    table = Table(title=model)
+    for column in ("kernel", "rule", "count", "us each", "of peak"):
+        table.add_column(column, justify="left" if column in ("kernel", "rule") else "right")
+    for row in sorted(rows, key=lambda row: -row["count"] * row["secs"]):
+        secs, share = f"{row['secs'] * 1e6:.1f}", f"{row['share_of_peak']:.2f}"
+        table.add_row(row["kernel"], row["rule"], str(row["count"]), secs, share)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

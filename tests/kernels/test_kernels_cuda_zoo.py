@@ -1,0 +1,77 @@
+"""Every kernel of every evaluation model, compiled by nvcc for both architectures, and within a thread block's limits.
+
+Kernels that several models share are compiled once; each nvcc process compiles many kernels in one file.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from cuda_checks import (
+    ARCHS,
+    MOST_THREADS,
+    STATIC_SHARED_BYTES,
+    TARGETS,
+    compile_with_nvcc,
+    cuda_source,
+    model,
+    needs_nvcc,
+    static_shared_bytes,
+    threads,
+)
+from tvm import tirx
+
+from rlflow_tvm.errors import FrontendError
+from rlflow_tvm.frontend import zoo
+from rlflow_tvm.kernels import RULE_ATTR, Lowering, schedule_kernel
+
+BATCH = 24
+"""Kernels in one file."""
+
+HALF = {"resnet18": "float16", "bert-base": "bfloat16"}
+"""Models that are compiled in this precision besides float32."""
+
+
+@pytest.fixture(scope="module")
+def kernels() -> dict[str, list[tirx.PrimFunc]]:
+    """For each architecture the distinct kernels, scheduled, of all models that can be built here."""
+    lowerings = {arch: Lowering(TARGETS[arch]) for arch in ARCHS}
+    seen: dict[str, dict[str, tirx.PrimFunc]] = {arch: {} for arch in ARCHS}
+    for name in zoo.names():
+        for dtype in ["float32", *([HALF[name]] if name in HALF else [])]:
+            try:
+                mod = model(name, dtype)
+            except FrontendError as error:
+                if "needs" in str(error):  # the extra [zoo] is not installed
+                    continue
+                raise
+            for arch, lowering in lowerings.items():
+                for kernel in lowering.kernels(mod):
+                    if kernel.key not in seen[arch]:
+                        seen[arch][kernel.key] = schedule_kernel(kernel.func, TARGETS[arch])
+    return {arch: list(found.values()) for arch, found in seen.items()}
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_kernel_compiles(arch: str, kernels: dict[str, list[tirx.PrimFunc]], tmp_path: Path) -> None:
+    scheduled = kernels[arch]
+    assert len(scheduled) > 100
+    assert max(threads(func) for func in scheduled) <= MOST_THREADS
+    assert "fallback" not in {str(func.attrs[RULE_ATTR]) for func in scheduled}
+    batches = [scheduled[i : i + BATCH] for i in range(0, len(scheduled), BATCH)]
+
+    def compile_batch(number: int, source: str) -> list[int]:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        return static_shared_bytes(compile_with_nvcc(source, arch, folder))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        running = [pool.submit(compile_batch, i, cuda_source(batch, TARGETS[arch])) for i, batch in enumerate(batches)]
+        shared = [found for each in running for found in each.result()]
+    assert max(shared, default=0) <= STATIC_SHARED_BYTES
+    print(f"{arch}: {len(scheduled)} kernels in {len(batches)} files")
