@@ -93,3 +93,15 @@ def test_unknown_names_are_refused():
         rl.Superoptimize("abacus")
     with pytest.raises(AttributeError, match="nothing"):
         _ = rl.nothing
+
+
+@pytest.mark.parametrize("body", ["parameter", "view"])
+def test_superoptimize_leaves_a_module_alone_that_computes_nothing(body: str) -> None:
+    x = tvm.relax.Var("x", tvm.relax.TensorType((2, 3), "float32"))
+    builder = tvm.relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            output = builder.emit_output(x if body == "parameter" else tvm.relax.op.reshape(x, (3, 2)))
+        builder.emit_func_output(output)
+    mod = builder.finalize()
+    tvm.ir.assert_structural_equal(rl.Superoptimize(TARGET)(mod), mod)

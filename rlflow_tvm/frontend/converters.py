@@ -1,6 +1,6 @@
 """Converters of single ONNX operators that take the place of TVM's: Relax operators where TVM's importer gives loops
 (`Clip`, `Pad`, `Tile`), a stack that is then reduced (`Sum`, `Max`, `Min`, `Mean`) or a computation of shapes
-(`Gather`), and where it gives what cannot be built (`Cosh`, `MatMul`, `Pow`, `Sinh`) or has another type (`OneHot`).
+(`Gather`), and where it gives what cannot be built (`Cosh`, `Pow`, `Sinh`) or has another type (`OneHot`).
 
 Each takes the block builder, the inputs (None where one is left out), the attributes and the operator set, and returns
 the expression, or None where TVM's own converter has to do it.
@@ -106,15 +106,6 @@ def _dtype(expr: relax.Expr) -> str:
     return str(expr.ty.dtype.dtype)
 
 
-def _matmul(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
-    a, b = inputs[0], inputs[1]
-    if len(a.ty.shape) != 1 or len(b.ty.shape) != 1:
-        return None
-    length = a.ty.shape.values[0]  # a product of two vectors: TVM has no kernel for one
-    product = relax.op.matmul(relax.op.reshape(a, (1, length)), relax.op.reshape(b, (length, 1)))
-    return relax.op.reshape(product, ())
-
-
 def _prelu(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
     data, slope = ([int(extent) for extent in x.ty.shape.values] for x in (inputs[0], inputs[1]))
     if len(slope) > len(data) or any(s not in (1, d) for s, d in zip(slope[::-1], data[::-1], strict=False)):
@@ -190,7 +181,6 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     "Cosh": _cosh,
     "Gather": _gather,
     "GatherND": _gather_nd,
-    "MatMul": _matmul,
     "Max": functools.partial(_pairwise, relax.op.maximum),
     "Mean": _mean,
     "Min": functools.partial(_pairwise, relax.op.minimum),

@@ -63,6 +63,7 @@ def test_unknown_target(run, tmp_path):
     path = relu_model(tmp_path / "relu.onnx")
     one_line(run("optimize", path, "--target", "abacus"), 2, "abacus")
     one_line(run("optimize", path, "--target", "{not json"), 2, "--target")
+    one_line(run("optimize", path, "--target", '{"kind": "llvm", "mcpu": "abacus"}'), 2, "abacus")
 
 
 def test_unknown_names(run, tmp_path):

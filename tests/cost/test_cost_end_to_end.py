@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -9,6 +10,7 @@ from tvm import relax
 
 from rlflow_tvm.cost import Candidate, EndToEnd, export_library, measure_interleaved, measure_module
 from rlflow_tvm.cost import end_to_end as module
+from rlflow_tvm.cost.runner import read_arrays, write_arrays
 from rlflow_tvm.errors import CostError
 
 X = np.arange(6, dtype="float32").reshape(2, 3)
@@ -118,3 +120,11 @@ def test_linker_missing(target, tmp_path, monkeypatch):
         builder.emit_func_output(builder.emit(relax.op.exp(x)))
     with pytest.raises(CostError, match=r"install a C\+\+ compiler"):
         export_library(builder.get(), tvm.target.Target("llvm"), tmp_path / "m.so", relax.get_pipeline("default"))
+
+
+def test_arrays_of_any_type_travel(tmp_path):
+    arrays = [X, X.astype(ml_dtypes.bfloat16), np.array(True), X.astype("float16"), np.array(3, ml_dtypes.bfloat16)]
+    write_arrays(tmp_path / "a.npz", arrays)
+    for a, b in zip(arrays, read_arrays(tmp_path / "a.npz"), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)

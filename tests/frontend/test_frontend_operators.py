@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 
@@ -85,8 +86,12 @@ def test_operators(name: str, make_model, assert_imports_right) -> None:
     assert_imports_right(make_model(nodes, {"x": _SHAPE}, ["y"], weights))
 
 
-def test_vectors_are_multiplied(make_model, assert_imports_right) -> None:
-    assert_imports_right(make_model([node("MatMul", ["a", "b"], ["y"])], {"a": (5,), "b": (5,)}, ["y"]))
+@pytest.mark.parametrize(
+    "product", [node("MatMul", ["a", "b"], ["y"]), node("Einsum", ["a", "b"], ["y"], equation="i,i")]
+)
+def test_vectors_are_multiplied(product: onnx.NodeProto, make_model, assert_imports_right) -> None:
+    assert_imports_right(make_model([product], {"a": (5,), "b": (5,)}, ["y"]))
+    assert_imports_right(make_model([product], {"a": (5,)}, ["y"], {"b": _array(5)}))
 
 
 def test_bounds_that_are_computed(make_model, assert_imports_right, operators) -> None:

@@ -77,6 +77,12 @@ def test_target_without_rules() -> None:
         as_target({"kind": "opencl"})
 
 
+@pytest.mark.parametrize("attribute", [{"num-cores": 0}, {"num-cores": -2}, {"mcpu": "abacus"}])
+def test_impossible_targets(attribute: dict) -> None:
+    with pytest.raises(UsageError, match=str(next(iter(attribute.values())))):
+        as_target({"kind": "llvm", **attribute})
+
+
 @pytest.mark.parametrize("mcpu", ["haswell", "x86-64", "skylake-avx512"])
 def test_vectors_follow_the_target(mcpu: str) -> None:
     target = tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": 2})

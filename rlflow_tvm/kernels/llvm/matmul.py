@@ -77,6 +77,8 @@ def find_product(sch: s_tir.Schedule, block: SBlockRV) -> Product | None:
     axes = [axis.var for axis in stmt.iter_vars]
     output = list(stmt.body.indices)
     spatial = [i for i, kind in enumerate(kinds) if kind == "S"]
+    if not spatial:  # of two vectors
+        return None
     # the axes are those of the result, in its order
     if len(output) != len(spatial) or not all(index.same_as(axes[i]) for index, i in zip(output, spatial, strict=True)):
         return None
