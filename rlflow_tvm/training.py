@@ -119,7 +119,7 @@ def plan_paths(out: Path, models: Iterable[str]) -> dict[str, Path]:
     if len(set(stems.values())) < len(stems):
         raise UsageError("two models have the same file name: their plans would overwrite each other; rename one")
     if len(stems) == 1:
-        return {model: out / "best.plan.json" for model in stems}
+        return dict.fromkeys(stems, out / "best.plan.json")
     return {model: out / f"best.{stem}.plan.json" for model, stem in stems.items()}
 
 
