@@ -50,28 +50,27 @@ def main(
     method = make_search(search, seed) if agent is None else agent_search(agent, seed)
     path = cli.model_path(model)
     mod = from_onnx(path, shapes)
-    if saved is not None:
-        searched, how = replay(mod, saved), f"plan {plan}"
-    else:
-        with (
-            KernelDatabase(default_path()) as database,
-            CostModel(tvm_target, database) as cost_model,
-            cli.progress_bar("searching") as bar,
-        ):
-            searched = optimize(
-                mod, method, cost_model, progress=lambda done, total, best: bar(done, total, cli.milliseconds(best))
-            ).state
-        how = f"search {search}" if agent is None else f"agent {agent}"
-    with cli.progress_bar("comparing") as bar:
-        result = comparison.compare(
-            mod, searched.bound(), path, tvm_target, names, rounds=rounds, seed=seed, progress=bar
-        )
+    with KernelDatabase(default_path()) as database, CostModel(tvm_target, database) as cost_model:
+        if saved is not None:
+            searched, how = replay(mod, saved), f"plan {plan}"
+        else:
+            with cli.progress_bar("searching") as bar:
+                searched = optimize(
+                    mod, method, cost_model, progress=lambda done, total, best: bar(done, total, cli.milliseconds(best))
+                ).state
+            how = f"search {search}" if agent is None else f"agent {agent}"
+        with cli.progress_bar("comparing") as bar:
+            result = comparison.compare(
+                mod, searched.bound(), path, tvm_target, names,
+                choose=cost_model.choose, rounds=rounds, seed=seed, progress=bar,
+            )  # fmt: skip
+    _print(model, how, len(searched.actions), rounds, result)
     cli.write_json(
         json,
         {"model": model, "target": str(tvm_target), "method": how, "seed": seed, "rounds": rounds,
          "plan_length": len(searched.actions), **result.to_json()},
     )  # fmt: skip
-    _print(model, how, len(searched.actions), rounds, result)
+    result.check()
 
 
 def _print(model: str, how: str, rewrites: int, rounds: int, result: Comparison) -> None:

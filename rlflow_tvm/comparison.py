@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ import tvm
 from tvm import relax
 
 from rlflow_tvm.cost import Candidate, EndToEnd, export_library, measure_interleaved
-from rlflow_tvm.errors import UsageError
+from rlflow_tvm.errors import RewriteError, UsageError
 from rlflow_tvm.frontend import random_inputs
-from rlflow_tvm.kernels import num_cores, vector_lanes
-from rlflow_tvm.verify import range_error
+from rlflow_tvm.kernels import Chooser, heuristic_choice, num_cores, pipeline, vector_lanes
+from rlflow_tvm.verify import TOLERANCE, range_error
 
 SEARCHED = "rlflow_tvm, searched"
 UNSEARCHED = "rlflow_tvm, unsearched"
@@ -41,6 +42,22 @@ class Row:
     quartiles: tuple[float, float]
     error: float | None
 
+    @property
+    def outputs_match(self) -> bool:
+        """Whether the difference is one that the order of sums explains."""
+        return self.error is None or self.error <= TOLERANCE
+
+    def to_json(self) -> dict[str, Any]:
+        """`error` is null for the reference and where it is infinite: `outputs_match` tells the two apart."""
+        error = self.error if self.error is not None and isfinite(self.error) else None
+        return {
+            "name": self.name,
+            "run_secs": self.run_secs,
+            "quartiles": list(self.quartiles),
+            "error": error,
+            "outputs_match": self.outputs_match,
+        }
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -58,9 +75,18 @@ class Comparison:
     against_onnxruntime: float | None
     reference: str
 
+    def check(self) -> None:
+        """RewriteError if a candidate's outputs differ from the reference's by more than `verify.TOLERANCE`."""
+        wrong = [f"{row.name} by {row.error:.1e}" for row in self.rows if not row.outputs_match]
+        if wrong:
+            raise RewriteError(
+                f"outputs differ from those of {self.reference}, as a share of their range: {', '.join(wrong)} "
+                f"({TOLERANCE:g} is allowed): do not use them, and report the model"
+            )
+
     def to_json(self) -> dict[str, Any]:
         return {
-            "rows": [{**row.__dict__, "quartiles": list(row.quartiles)} for row in self.rows],
+            "rows": [row.to_json() for row in self.rows],
             "baseline": self.baseline,
             "graph_gain": self.graph_gain,
             "kernel_gain": self.kernel_gain,
@@ -99,6 +125,7 @@ def compare(
     target: tvm.target.Target,
     against: Sequence[str],
     *,
+    choose: Chooser = heuristic_choice,
     rounds: int = 10,
     seed: int = 0,
     progress: Callable[[int, int, str], None] | None = None,
@@ -110,6 +137,7 @@ def compare(
         onnx_file: the file both came from.
         target: what to compile for; its `num-cores` threads are used by every candidate.
         against: names in `AGAINST`.
+        choose: decides for all our candidates where an operator has several implementations.
 
     Raises:
         UsageError: an unknown name in `against`.
@@ -118,7 +146,7 @@ def compare(
     check_names(against)
     inputs = list(random_inputs(original, seed).values())
     with tempfile.TemporaryDirectory() as folder:
-        candidates = _build(Path(folder), original, searched, onnx_file, target, against, progress)
+        candidates = _build(Path(folder), original, searched, onnx_file, target, against, choose, progress)
         measured = measure_interleaved(
             candidates,
             inputs,
@@ -136,6 +164,7 @@ def _build(
     onnx_file: Path,
     target: tvm.target.Target,
     against: Sequence[str],
+    choose: Chooser,
     progress: Callable[[int, int, str], None] | None,
 ) -> dict[str, Candidate]:
     modules = {SEARCHED: searched, UNSEARCHED: cleaned(original)}
@@ -147,8 +176,8 @@ def _build(
     for number, (name, mod) in enumerate(modules.items()):
         if progress is not None:
             progress(number, len(modules), f"building {name}")
-        default = relax.get_pipeline("default_build") if name == TVM_DEFAULT else None
-        candidates[name] = export_library(mod, target, folder / f"{number}.so", default)
+        how = relax.get_pipeline("default_build") if name == TVM_DEFAULT else pipeline(target, choose)
+        candidates[name] = export_library(mod, target, folder / f"{number}.so", how)
     if ONNXRUNTIME in against:
         candidates[ONNXRUNTIME] = Candidate("onnx", onnx_file)
     return candidates

@@ -59,7 +59,7 @@ def main(
     print(
         f"{model}: {cli.milliseconds(result.run_secs_before)} -> {cli.milliseconds(result.run_secs_after)} "
         f"by {len(result.plan)} rewrites ({result.env_steps} steps, {result.kernels_measured} kernels measured, "
-        f"{result.wall_secs:.0f} s); outputs checked"
+        f"{result.wall_secs:.0f} s){'; outputs checked' if len(result.plan) else ''}"
     )
     if plan is not None:
         print(f"plan written to {plan}")

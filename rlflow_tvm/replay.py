@@ -30,7 +30,17 @@ def replay(mod: tvm.IRModule, plan: Plan) -> GraphState:
     return GraphState.from_module(mod, RuleSet(CATALOGUE, plan.lanes)).replay(plan)
 
 
-def compile(mod: tvm.IRModule, target: Any = None) -> tvm.runtime.Executable:
-    """`tvm.compile` with the package's pipeline: weight-only work done once, every kernel scheduled."""
+def compile(mod: tvm.IRModule, target: Any = None, database: str | Path | None = None) -> tvm.runtime.Executable:
+    """`tvm.compile` with the package's pipeline: weight-only work done once, every kernel scheduled.
+
+    `database`: a file of measured kernels, such as searches leave at `rlflow_tvm.cost.default_path()`. Where an
+    operator has several implementations, the times found there decide; nothing is measured. Without it a heuristic
+    decides. CostError for a file that is no such database.
+    """
     target = as_target(target)
-    return tvm.compile(mod, target, relax_pipeline=pipeline(target))
+    if database is None:
+        return tvm.compile(mod, target, relax_pipeline=pipeline(target))
+    from rlflow_tvm.cost import KernelDatabase, KernelTimer, MeasuredChoice
+
+    with KernelDatabase(database) as known, KernelTimer(target, known) as timer:
+        return tvm.compile(mod, target, relax_pipeline=pipeline(target, MeasuredChoice(timer, measure=False)))

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import tvm
+from tvm import relax
 
 from rlflow_tvm.cost import CostModel, KernelDatabase, default_path
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.envs.observation import observation_space
 from rlflow_tvm.errors import AgentError
-from rlflow_tvm.kernels import as_target
+from rlflow_tvm.kernels import as_target, extract_kernels
 from rlflow_tvm.passes import CATALOGUE, RuleSet
 from rlflow_tvm.search import Progress, Search, SearchResult, check_seed, make_search
 from rlflow_tvm.verify import check_state
@@ -88,5 +89,13 @@ class Superoptimize:
         self.search = make_search(search, seed) if agent is None else agent_search(agent, seed)
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        if not _computes(mod, self.target):
+            return mod
         with KernelDatabase(default_path()) as database, CostModel(self.target, database) as cost_model:
             return optimize(mod, self.search, cost_model).state.bound()
+
+
+def _computes(mod: tvm.IRModule, target: tvm.target.Target) -> bool:
+    """Whether `main` launches any kernel: it does not where it returns parameters, constants or views of them."""
+    body = mod["main"].body
+    return not (isinstance(body, relax.SeqExpr) and not body.blocks) and bool(extract_kernels(mod, target))

@@ -14,7 +14,7 @@ import tvm
 from rlflow_tvm.cost import CostModel, KernelDatabase, default_path
 from rlflow_tvm.envs import GraphRewriteEnv, ManyModelsEnv, RewriteProblem
 from rlflow_tvm.errors import UsageError
-from rlflow_tvm.frontend import from_onnx
+from rlflow_tvm.frontend import import_models
 from rlflow_tvm.passes import Plan
 
 REWARD = "improvement"
@@ -148,7 +148,7 @@ def train_on_models(
     stale = [path for path in plan_paths(out, models).values() if path.exists()]
     if stale and not resume:
         raise UsageError(f"{stale[0]}: is a plan of another training; move it away, or give another output folder")
-    modules = {name: from_onnx(path, dict(shapes or {})) for name, path in models.items()}
+    modules = import_models(models, shapes or {})
     with KernelDatabase(default_path()) as database, CostModel(target, database) as cost_model:
         problems = {name: RewriteProblem(mod, cost_model) for name, mod in modules.items()}
         envs = {

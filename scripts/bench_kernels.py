@@ -19,7 +19,7 @@ from rlflow_tvm.cost import KernelDatabase, KernelTimer, default_path, kernel_fl
 from rlflow_tvm.kernels import Lowering, schedule_kernel
 from rlflow_tvm.kernels.schedule import RULE_ATTR
 
-HEAVY_RULES = ("conv2d", "matmul")
+HEAVY_RULES = ("conv2d", "conv2d_pixels", "matmul")
 
 
 def main() -> None:

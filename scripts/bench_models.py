@@ -1,5 +1,8 @@
 """Whole models against ONNX Runtime: searched, unsearched and ONNX Runtime timed in interleaved rounds.
 
+Unsearched is what `rlflow_tvm.pipeline` makes of the imported model, nothing measured. The search measures kernels, and
+what it finds is built with the implementations that came out fastest.
+
 For each model a line with both times, ONNX Runtime's time over ours (above 1 is faster than ONNX Runtime), seconds to
 compile, and the largest difference of an output as a share of its range; at the end the geometric mean. What is
 measured is written to --out as it comes, and models that are there already are not measured again.
@@ -23,7 +26,7 @@ from rlflow_tvm import from_onnx
 from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
 from rlflow_tvm.cost import Candidate, CostModel, KernelDatabase, default_path, export_library, measure_interleaved
 from rlflow_tvm.frontend import random_inputs, zoo
-from rlflow_tvm.kernels import num_cores
+from rlflow_tvm.kernels import heuristic_choice, num_cores, pipeline
 from rlflow_tvm.search import make_search
 from rlflow_tvm.superoptimize import optimize
 from rlflow_tvm.verify import range_error
@@ -38,7 +41,7 @@ def bench(model: str, target: Any, search: str, rounds: int, cost_model: CostMod
     mod = from_onnx(path)
     result: dict[str, Any] = {"model": model, "search": search}
     candidates: dict[str, Candidate] = {}
-    modules = {"unsearched": mod}
+    modules = {"unsearched": (mod, heuristic_choice)}
     if search != "none":
         started = time.monotonic()
         with progress_bar(f"{model}: searching") as bar:
@@ -47,11 +50,11 @@ def bench(model: str, target: Any, search: str, rounds: int, cost_model: CostMod
             )
         result["search_secs"] = time.monotonic() - started
         result["plan_length"] = len(outcome.state.actions)
-        modules["searched"] = outcome.state.bound()
+        modules["searched"] = outcome.state.bound(), cost_model.choose
     with tempfile.TemporaryDirectory() as folder:
-        for name, each in modules.items():
+        for name, (each, choose) in modules.items():
             started = time.monotonic()
-            candidates[name] = export_library(each, target, Path(folder) / f"{name}.so")
+            candidates[name] = export_library(each, target, Path(folder) / f"{name}.so", pipeline(target, choose))
             result[f"{name}_compile_secs"] = time.monotonic() - started
         candidates["onnxruntime"] = Candidate("onnx", path)
         inputs = list(random_inputs(mod, 0).values())

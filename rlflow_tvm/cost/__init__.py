@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlflow_tvm.cost.choices import MeasuredChoice
 from rlflow_tvm.cost.database import KernelDatabase, default_path
 from rlflow_tvm.cost.end_to_end import Candidate, EndToEnd, export_library, measure_interleaved, measure_module
 from rlflow_tvm.cost.graph_cost import CostModel, GraphCost, graph_cost
@@ -19,6 +20,7 @@ __all__ = [
     "GraphCost",
     "KernelDatabase",
     "KernelTimer",
+    "MeasuredChoice",
     "Measurement",
     "Roofline",
     "default_path",

@@ -18,6 +18,7 @@ from rlflow_tvm.errors import CostError
 
 SCHEMA_VERSION = 1
 _BUSY_SECS = 60.0
+_RETRY_SECS = 0.02
 _CREATE = """
 CREATE TABLE measurement (
     kernel      TEXT NOT NULL,   -- structural hash of the kernel, or a reserved name
@@ -112,7 +113,7 @@ class KernelDatabase:
     def _open(self) -> None:
         execute = self._connection.execute
         if self.path != ":memory:":
-            execute("PRAGMA journal_mode = WAL")
+            self._enter_wal()
             execute("PRAGMA synchronous = NORMAL")
         if self._schema_version() == 0:
             # Two processes may come here at once: the second waits for the lock and then finds the table made.
@@ -128,6 +129,19 @@ class KernelDatabase:
                 f"kernel database {self.path} has schema version {found}, this program reads {SCHEMA_VERSION}: "
                 "move the file away (it is measured again) or set RLFLOW_TVM_HOME to another folder"
             )
+
+    def _enter_wal(self) -> None:
+        """Switch the file to write-ahead logging, which asks for it alone and, unlike all else, does not wait."""
+        deadline = time.monotonic() + _BUSY_SECS
+        while True:
+            try:
+                if self._connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+                    self._connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(_RETRY_SECS)
 
     def _schema_version(self) -> int:
         return self._connection.execute("PRAGMA user_version").fetchone()[0]

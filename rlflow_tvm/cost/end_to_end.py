@@ -19,6 +19,7 @@ from rlflow_tvm.cost.machine import cores, usable_cores
 from rlflow_tvm.cost.runner import read_arrays, write_arrays
 from rlflow_tvm.cost.worker_process import WorkerCrashError, WorkerProcess, WorkerTimeoutError
 from rlflow_tvm.errors import CostError
+from rlflow_tvm.kernels import Chooser, heuristic_choice, pipeline
 
 _RUNNER = "rlflow_tvm.cost.runner"
 _BURST_SECS = 0.3
@@ -75,8 +76,6 @@ def export_library(
     CostError when it cannot be linked (TVM calls the machine's C++ compiler).
     """
     if relax_pipeline is None:
-        from rlflow_tvm.kernels import pipeline
-
         relax_pipeline = pipeline(target)
     if cc.get_cc() is None:
         raise CostError(f"cannot link {path}: install a C++ compiler (g++ or clang++), or name one in CXX")
@@ -90,11 +89,18 @@ def export_library(
 
 
 def measure_module(
-    mod: tvm.IRModule, target: tvm.target.Target, inputs: Sequence[np.ndarray], rounds: int = 5
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    inputs: Sequence[np.ndarray],
+    rounds: int = 5,
+    choose: Chooser = heuristic_choice,
 ) -> EndToEnd:
-    """Compile `mod` (bound form) with our pipeline, time it as a whole. Errors as in `measure_interleaved`."""
+    """Compile `mod` (bound form) with our pipeline, time it as a whole. Errors as in `measure_interleaved`.
+
+    Give the `choose` of the `CostModel` whose costs it is to be held against.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        candidate = export_library(mod, target, Path(folder) / "model.so")
+        candidate = export_library(mod, target, Path(folder) / "model.so", pipeline(target, choose))
         return measure_interleaved({"model": candidate}, inputs, rounds, threads=cores(target))["model"]
 
 

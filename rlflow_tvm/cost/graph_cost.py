@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 import tvm
 import tvm_ffi
 
+from rlflow_tvm.cost.choices import MeasuredChoice
 from rlflow_tvm.cost.database import KernelDatabase, default_path
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.memory import peak_bytes
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
 from rlflow_tvm.cost.timer import KernelTimer
-from rlflow_tvm.kernels import Kernel, Lowering
+from rlflow_tvm.kernels import Chooser, Kernel, Lowering, heuristic_choice
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class GraphCost:
 class CostModel:
     """Costs of graphs for one target; for a search, which asks for many graphs that share most of their kernels.
 
-    `cost` remembers graphs by structural hash and kernels by key; `database` keeps kernels for the next process.
+    `cost` remembers graphs by structural hash and kernels by key; `database` keeps kernels for the next process. With
+    a database, where an operator has several implementations the fastest is measured and taken (`choose`).
     Modules are best given in the working form (`rlflow_tvm.ir.detach`): hashing the bound form reads all weights.
     A context manager; `close` ends the measuring worker (the database stays open). Give `timer` to share one: it is
     then not closed here.
@@ -58,7 +60,9 @@ class CostModel:
         self.misses = 0
         """Calls of `cost` with a graph not seen before."""
         self._measured_before = self.timer.measured
-        self._lowering = Lowering(target)
+        self.choose: Chooser = heuristic_choice if self.timer.database is None else MeasuredChoice(self.timer)
+        """Build what was priced here with `pipeline(target, choose)`."""
+        self._lowering = Lowering(target, self.choose)
         self._graphs: dict[int, GraphCost] = {}
         self._counts: dict[str, tuple[int, int]] = {}
 
@@ -100,7 +104,7 @@ class CostModel:
         measurements = self.timer.measure(kernels, on_progress)
         launches = sum(kernel.count for kernel in kernels)
         launch_secs = launches * self.timer.launch_secs() if launches else 0.0
-        failed = tuple(_failure(k, m) for k, m in zip(kernels, measurements, strict=True) if not m.ok)
+        failed = tuple(self._failure(k, m) for k, m in zip(kernels, measurements, strict=True) if not m.ok)
         counts = [self._count(kernel) for kernel in kernels]
         return GraphCost(
             run_secs=math.inf if failed else launch_secs + _total(kernels, measurements),
@@ -111,6 +115,13 @@ class CostModel:
             peak_bytes=None,
             failed=failed,
         )
+
+    def _failure(self, kernel: Kernel, measurement: Measurement) -> str:
+        text = f"{kernel.name} ({kernel.key}): {measurement.error_kind}: {measurement.error}"
+        database = self.timer.database
+        if database is None or database.get(kernel.key, self.timer.target_key, self.timer.version) is None:
+            return text
+        return f"{text} [kept in {database.path}]"
 
     def _count(self, kernel: Kernel) -> tuple[int, int]:
         if kernel.key not in self._counts:
@@ -135,7 +146,3 @@ def _whole_cost(mod: tvm.IRModule, model: CostModel) -> GraphCost:
 
 def _total(kernels: list[Kernel], measurements: list[Measurement]) -> float:
     return sum(k.count * m.run_secs for k, m in zip(kernels, measurements, strict=True) if m.run_secs is not None)
-
-
-def _failure(kernel: Kernel, measurement: Measurement) -> str:
-    return f"{kernel.name} ({kernel.key}): {measurement.error_kind}: {measurement.error}"

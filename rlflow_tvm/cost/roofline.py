@@ -36,10 +36,12 @@ def measure_roofline(target: tvm.target.Target) -> Roofline:
     kernels = [Kernel(func, f"roofline-{name}", name, 1) for name, func in funcs.items()]
     with KernelTimer(target) as timer:
         measured = timer.measure(kernels)
+    secs = []
     for kernel, measurement in zip(kernels, measured, strict=True):
         if measurement.run_secs is None:
             raise CostError(f"cannot measure the machine's rate of {kernel.name}: {measurement.error}")
-    arithmetic, copy = (m.run_secs for m in measured)
+        secs.append(measurement.run_secs)
+    arithmetic, copy = secs
     flops = 2 * num_cores(target) * _PASSES * _DEPTH * _ACCUMULATORS * vector_lanes(target)
     return Roofline(flops / arithmetic, kernel_bytes(kernels[1].func) / copy)
 

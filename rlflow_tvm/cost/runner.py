@@ -61,14 +61,19 @@ def serve(connection: Connection) -> None:
 
 
 def write_arrays(path: Path, arrays: list[np.ndarray]) -> None:
-    """Arrays in their order, as one npz file"""
-    np.savez(path, *arrays)  # names them arr_0, arr_1, ...
+    """Arrays in their order, as one npz file."""
+    # npz knows numpy's own types only: bytes, and the names of the types beside them
+    plain = [a if a.dtype.isbuiltin == 1 else a.view(f"u{a.dtype.itemsize}") for a in arrays]
+    np.savez(path, *plain, dtypes=np.array([a.dtype.name for a in arrays], dtype=str))
 
 
 def read_arrays(path: Path) -> list[np.ndarray]:
     """What `write_arrays` wrote."""
     with np.load(path) as stored:
-        return [stored[f"arr_{i}"] for i in range(len(stored.files))]
+        names = [str(name) for name in stored["dtypes"]]
+        if any(name.startswith(("bfloat", "float8")) for name in names):
+            import ml_dtypes  # noqa: F401  registers these names with numpy; comes with onnx
+        return [stored[f"arr_{i}"].view(np.dtype(name)) for i, name in enumerate(names)]
 
 
 def _burst(call: Call, calls: int, wake: bool) -> list[float]:

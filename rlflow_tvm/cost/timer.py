@@ -11,7 +11,12 @@ from tvm import tirx
 from rlflow_tvm.cost.database import KernelDatabase
 from rlflow_tvm.cost.machine import cores, target_key
 from rlflow_tvm.cost.measurement import Measurement
-from rlflow_tvm.cost.worker_process import WorkerCrashError, WorkerProcess, WorkerTimeoutError
+from rlflow_tvm.cost.worker_process import (
+    WorkerCrashError,
+    WorkerKilledError,
+    WorkerProcess,
+    WorkerTimeoutError,
+)
 from rlflow_tvm.errors import CostError
 
 DEFAULT_SCHEDULE = "rlflow_tvm.kernels:schedule_kernel"
@@ -36,8 +41,9 @@ class KernelTimer:
 
     The worker schedules the kernel with `schedule` ("module:function" of (PrimFunc, Target)), builds it, and times it
     with its operands out of the private caches. What is known already, from memory or `database`, is not measured
-    again; a kernel that failed is not tried again either. `version` names what the times depend on beside kernel and
-    target: by default the kernel pipeline's version, for another `schedule` that function's name.
+    again; a kernel that failed is not tried again either, unless its worker was killed (SIGKILL), which is not stored.
+    A kernel that takes too long, or whose worker is killed, has a second try. `version` names what the times depend on
+    beside kernel and target: by default the kernel pipeline's version, for another `schedule` that function's name.
     `timeout_secs` bounds building and running of one kernel together. A context manager; `close` ends the worker.
     Not for use from several threads.
     """
@@ -73,10 +79,13 @@ class KernelTimer:
         """
         todo = {kernel.key: kernel for kernel in kernels if self.lookup(kernel.key) is None}
         for done, kernel in enumerate(todo.values(), start=1):
-            measurement = self._measure(kernel.func)
+            try:
+                measurement = self._measure(kernel.func)
+                self._store(kernel.key, self.version, measurement)
+            except WorkerKilledError as error:  # nothing that the kernel did: the next process tries again
+                measurement = Measurement(error=str(error), error_kind="crash")
             self.measured += 1
             self._known[kernel.key] = measurement
-            self._store(kernel.key, self.version, measurement)
             if on_progress is not None:
                 on_progress(done, len(todo))
         return [self._known[kernel.key] for kernel in kernels]
@@ -97,15 +106,18 @@ class KernelTimer:
         if self._launch is None and self.database is not None:
             self._launch = self.database.get(LAUNCH_KEY, self.target_key, _LAUNCH_VERSION)
         if self._launch is None:
-            measurement = self._ask({"op": "launch"}, _LAUNCH_LIMIT_SECS)
-            if measurement.error is None:
-                self._store(LAUNCH_KEY, _LAUNCH_VERSION, measurement)
+            try:
+                measurement = self._ask({"op": "launch"}, _LAUNCH_LIMIT_SECS)
+            except WorkerKilledError as error:
+                measurement = Measurement(error=str(error), error_kind="crash")
+            if measurement.run_secs is None:
+                raise CostError(
+                    f"the launch overhead could not be measured for {self.target_key} ({measurement.error}): "
+                    "try again, and check that the target is this machine's"
+                )
+            self._store(LAUNCH_KEY, _LAUNCH_VERSION, measurement)
             self._launch = measurement
-        if self._launch.run_secs is None:
-            raise CostError(
-                f"the launch overhead could not be measured for {self.target_key} ({self._launch.error}): "
-                "check that the target is this machine's"
-            )
+        assert self._launch.run_secs is not None, "only seconds are stored"
         return self._launch.run_secs
 
     def close(self) -> None:
@@ -119,15 +131,24 @@ class KernelTimer:
         self.close()
 
     def _measure(self, func: tirx.PrimFunc) -> Measurement:
-        return self._ask({"op": "measure", "func": tvm.ir.save_json(func)}, self.timeout_secs)
+        request = {"op": "measure", "func": tvm.ir.save_json(func)}
+        try:
+            first = self._ask(request, self.timeout_secs)
+        except WorkerKilledError:
+            return self._ask(request, self.timeout_secs)
+        # a busy machine makes timeouts too: what is remembered for good has happened twice
+        return self._ask(request, self.timeout_secs) if first.error_kind == "timeout" else first
 
     def _ask(self, request: dict, limit_secs: float) -> Measurement:
+        """The answer as a measurement. WorkerKilledError if somebody killed the worker."""
         if not self._worker.running:
             self._start()
         try:
             answer = self._worker.call({**request, "limit_secs": limit_secs}, limit_secs)
         except WorkerTimeoutError as error:
             return Measurement(error=str(error), error_kind="timeout")
+        except WorkerKilledError:
+            raise
         except WorkerCrashError as error:
             return Measurement(error=str(error), error_kind="crash")
         return Measurement(**answer)

@@ -39,6 +39,10 @@ class WorkerCrashError(Exception):
     """The worker died while it worked; the message says of what."""
 
 
+class WorkerKilledError(WorkerCrashError):
+    """The worker was killed by somebody else (SIGKILL: the kernel when memory is short, an administrator)."""
+
+
 class WorkerProcess:
     """A process that runs `serve(connection)` of the module named `entry` and answers JSON objects with JSON objects.
 
@@ -148,6 +152,8 @@ class WorkerProcess:
             return WorkerCrashError("the worker closed its connection")
         if code == -signal.SIGALRM:  # its own limit, where this process was stopped and missed the time
             return WorkerTimeoutError("the worker stopped itself at its time limit")
+        if code == -signal.SIGKILL:
+            return WorkerKilledError("the worker was killed (SIGKILL; short of memory?)")
         if code < 0:
             return WorkerCrashError(f"the worker died of {signal.Signals(-code).name}")
         return WorkerCrashError(f"the worker ended with exit code {code}: {self._last_line()}")

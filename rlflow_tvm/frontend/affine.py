@@ -7,12 +7,14 @@ Multiplications and additions of a constant for each channel that follow (Caffe'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 from onnx import helper
 
+from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.graph import Graph, attributes
 
 
@@ -87,9 +89,23 @@ def _batch_norm(graph: Graph, node: onnx.NodeProto) -> ChannelAffine | None:
         return None
     if not all(name in graph.constants for name in node.input[1:5]):
         return None
-    gamma, beta, mean, var = (graph.constants[name].astype(np.float64) for name in node.input[1:5])
+    parts = [graph.constants[name] for name in node.input[1:5]]
+    _check_lengths(graph, node, parts)
+    gamma, beta, mean, var = (part.astype(np.float64) for part in parts)
     scale = gamma / np.sqrt(var + attrs.get("epsilon", 1e-5))
     return ChannelAffine(scale, beta - mean * scale)
+
+
+def _check_lengths(graph: Graph, node: onnx.NodeProto, parts: Sequence[np.ndarray]) -> None:
+    """All of `parts` are vectors with a number for each channel of the node's output."""
+    shape = graph.shape(node.output[0])
+    channels = len(parts[0].ravel()) if shape is None or len(shape) < 2 else shape[1]
+    wrong = next((part for part in parts if part.shape != (channels,)), None)
+    if wrong is not None:
+        raise FrontendError(
+            f"{graph.label}: node {node.name!r} ({node.op_type}) has {channels} channels and a parameter of shape "
+            f"{wrong.shape}: the model is damaged, export it again"
+        )
 
 
 def _constant_step(graph: Graph, node: onnx.NodeProto, value: str) -> ChannelAffine | None:
@@ -117,6 +133,7 @@ def _constant_step(graph: Graph, node: onnx.NodeProto, value: str) -> ChannelAff
 def _into_conv(graph: Graph, conv: onnx.NodeProto, affine: ChannelAffine, output: str) -> list[onnx.NodeProto]:
     weight = graph.constants[conv.input[1]]
     bias = graph.constants[conv.input[2]] if len(conv.input) > 2 and conv.input[2] else np.zeros(weight.shape[0])
+    _check_lengths(graph, conv, [bias, affine.scale])
     scaled = (weight * affine.scale.reshape(-1, *[1] * (weight.ndim - 1))).astype(weight.dtype)
     shifted = (bias * affine.scale + affine.shift).astype(weight.dtype)
     names = [graph.fresh_name(f"{conv.input[1]}.folded"), graph.fresh_name(f"{conv.output[0]}.bias")]

@@ -22,7 +22,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def clean(model: onnx.ModelProto, label: str, shapes: Shapes | None = None) -> Graph:
     """Check `model`, fix its input shapes and remove all that need not be computed at run time.
 
-    In this order: local functions inlined, operator sets below 7 converted, initialisers no longer inputs, input
+    In this order: local functions inlined, operator sets below 11 converted, initialisers no longer inputs, input
     shapes set, shapes and constants folded, `Identity` and inference `Dropout` removed, `auto_pad` written out, batch
     normalisation folded.
 

@@ -1,5 +1,6 @@
 """Converters of single ONNX operators that take the place of TVM's: Relax operators where TVM's importer gives loops
-(`Clip`, `Pad`), a stack that is then reduced (`Sum`, `Max`, `Min`, `Mean`) or a computation of shapes (`Gather`).
+(`Clip`, `Pad`, `Tile`), a stack that is then reduced (`Sum`, `Max`, `Min`, `Mean`) or a computation of shapes
+(`Gather`), and where it gives what cannot be built (`Cosh`, `MatMul`, `Pow`, `Sinh`) or has another type (`OneHot`).
 
 Each takes the block builder, the inputs (None where one is left out), the attributes and the operator set, and returns
 the expression, or None where TVM's own converter has to do it.
@@ -14,6 +15,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from rlflow_tvm.frontend.reductions import REDUCTIONS
+from rlflow_tvm.frontend.resize import check_resize
+
 
 def _pairwise(op: Callable, bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
     return functools.reduce(lambda a, b: bb.normalize(op(a, b)), inputs)
@@ -24,17 +28,17 @@ def _mean(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> r
     return relax.op.divide(total, relax.const(len(inputs), total.ty.dtype))
 
 
-def _clip(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+def _clip(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
     if opset < 11:
         bounds = [attrs.get("min"), attrs.get("max")]
     else:
-        given = [inputs[1], inputs[2]]
-        if any(b is not None and not isinstance(b, tvm.ir.GenericConst) for b in given):
-            return None
-        bounds = [None if b is None else b.value.numpy().item() for b in given]
+        bounds = [b.value.numpy().item() if isinstance(b, tvm.ir.GenericConst) else b for b in (inputs[1], inputs[2])]
     result = inputs[0]
     dtype = result.ty.dtype
     for op, bound in zip((relax.op.maximum, relax.op.minimum), bounds, strict=True):
+        if isinstance(bound, relax.Expr):
+            result = bb.normalize(op(result, bound))
+            continue
         if bound is None or np.isnan(bound) or np.isinf(bound):
             continue
         if op is relax.op.maximum and bound == 0 and str(dtype) == "float32":
@@ -69,10 +73,87 @@ def _pad(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> re
 
 def _pow(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
     base, exponent = inputs[0], inputs[1]
-    if not isinstance(exponent, tvm.ir.GenericConst) or exponent.ty.dtype == base.ty.dtype:
+    dtype = _dtype(base)  # ONNX lets the exponent be of another type; the result has the base's
+    known = exponent.value.numpy() if isinstance(exponent, tvm.ir.GenericConst) else None
+    if np.dtype(dtype).kind in "iu":  # TVM raises floats only
+        if known is not None and known.size == 1 and known.ndim <= len(base.ty.shape) and known.item() in range(1, 65):
+            return _product(bb, base, int(known.item()))
+        raised = relax.op.power(relax.op.astype(base, "float64"), _cast(exponent, "float64"))
+        return relax.op.astype(bb.normalize(raised), dtype)
+    return None if _dtype(exponent) == dtype else relax.op.power(base, _cast(exponent, dtype))
+
+
+def _product(bb: relax.BlockBuilder, base: relax.Expr, exponent: int) -> relax.Expr:
+    """`base` to a positive whole power, by squaring: exact, and with the overflow that integers have."""
+    result: relax.Expr | None = None
+    while True:
+        if exponent % 2:
+            result = base if result is None else bb.normalize(relax.op.multiply(result, base))
+        exponent //= 2
+        if not exponent:
+            assert result is not None
+            return result
+        base = bb.normalize(relax.op.multiply(base, base))
+
+
+def _cast(expr: relax.Expr, dtype: str) -> relax.Expr:
+    if isinstance(expr, tvm.ir.GenericConst):
+        return relax.const(expr.value.numpy().astype(dtype), dtype)
+    return relax.op.astype(expr, dtype)
+
+
+def _dtype(expr: relax.Expr) -> str:
+    return str(expr.ty.dtype.dtype)
+
+
+def _matmul(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    a, b = inputs[0], inputs[1]
+    if len(a.ty.shape) != 1 or len(b.ty.shape) != 1:
         return None
-    dtype = str(base.ty.dtype.dtype)  # ONNX lets the exponent be of another type; the result has the base's
-    return relax.op.power(base, relax.const(exponent.value.numpy().astype(dtype), dtype))
+    length = a.ty.shape.values[0]  # a product of two vectors: TVM has no kernel for one
+    product = relax.op.matmul(relax.op.reshape(a, (1, length)), relax.op.reshape(b, (length, 1)))
+    return relax.op.reshape(product, ())
+
+
+def _prelu(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    data, slope = ([int(extent) for extent in x.ty.shape.values] for x in (inputs[0], inputs[1]))
+    if len(slope) > len(data) or any(s not in (1, d) for s, d in zip(slope[::-1], data[::-1], strict=False)):
+        raise ValueError(f"its slope of shape {slope} cannot be broadcast to {data}")
+    return None
+
+
+def _cosh(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
+    """cosh(x) = (exp(x) + exp(-x)) / 2: LLVM has no such intrinsic."""
+    x = inputs[0]
+    total = relax.op.add(relax.op.exp(x), relax.op.exp(relax.op.negative(x)))
+    return relax.op.multiply(total, relax.const(0.5, _dtype(x)))
+
+
+def _sinh(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
+    """sinh(x) = (exp(x) - exp(-x)) / 2, near 0, where that cancels, 2 t / (1 - t^2) with t = tanh(x / 2)."""
+    x = inputs[0]
+    one, two, half = (relax.const(value, _dtype(x)) for value in (1.0, 2.0, 0.5))
+    t = bb.normalize(relax.op.tanh(relax.op.multiply(x, half)))
+    near = relax.op.divide(relax.op.multiply(two, t), relax.op.subtract(one, relax.op.multiply(t, t)))
+    far = relax.op.multiply(relax.op.subtract(relax.op.exp(x), relax.op.exp(relax.op.negative(x))), half)
+    return relax.op.where(relax.op.less(relax.op.abs(x), one), near, far)
+
+
+def _one_hot(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    indices, depth, values = inputs[0], inputs[1], inputs[2]
+    if not all(isinstance(x, tvm.ir.GenericConst) for x in (depth, values)) or "float" in _dtype(indices):
+        return None
+    extent, dtype = int(depth.value.numpy().item()), _dtype(values)  # TVM takes the numbers for float64 or int64
+    off, on = (tvm.tirx.const(value, dtype) for value in values.value.numpy().tolist())
+    wrapped = relax.op.add(indices, relax.const(extent, _dtype(indices)))
+    negative = relax.op.less(indices, relax.const(0, _dtype(indices)))
+    return relax.op.one_hot(relax.op.where(negative, wrapped, indices), on, off, extent, attrs.get("axis", -1))
+
+
+def _tile(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    if not isinstance(inputs[1], tvm.ir.GenericConst):
+        return None
+    return relax.op.tile(inputs[0], [int(count) for count in inputs[1].value.numpy()])
 
 
 def _gather(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
@@ -104,14 +185,22 @@ def _roi_align(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int)
 
 
 CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.Expr | None]] = {
+    **REDUCTIONS,
     "Clip": _clip,
+    "Cosh": _cosh,
     "Gather": _gather,
     "GatherND": _gather_nd,
+    "MatMul": _matmul,
     "Max": functools.partial(_pairwise, relax.op.maximum),
     "Mean": _mean,
     "Min": functools.partial(_pairwise, relax.op.minimum),
+    "OneHot": _one_hot,
+    "PRelu": _prelu,
     "Pad": _pad,
     "Pow": _pow,
+    "Resize": check_resize,
     "RoiAlign": _roi_align,
+    "Sinh": _sinh,
     "Sum": functools.partial(_pairwise, relax.op.add),
+    "Tile": _tile,
 }

@@ -15,6 +15,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from rlflow_tvm.errors import FrontendError
+from rlflow_tvm.frontend.load import one_line
+
 _SHORT = 1024  # elements; constants up to here (shapes, axes, bounds) stay readable for ONNX's tools and the importer
 
 
@@ -113,7 +116,7 @@ def split(model: onnx.ModelProto, label: str) -> Graph:
     light.opset_import.extend(model.opset_import)
     light.functions.extend(model.functions)
     graph = model.graph
-    constants = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    constants = {t.name: _array(t, label) for t in graph.initializer}
     light.graph.name = graph.name or "main"
     light.graph.input.extend(i for i in graph.input if i.name not in constants)
     light.graph.output.extend(graph.output)
@@ -121,6 +124,16 @@ def split(model: onnx.ModelProto, label: str) -> Graph:
     light.graph.node.extend(graph.node)
     name_nodes(light.graph)
     return Graph(light, constants, label)
+
+
+def _array(tensor: onnx.TensorProto, label: str) -> np.ndarray:
+    try:
+        return numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, KeyError) as error:
+        raise FrontendError(
+            f"{label}: the weight {tensor.name!r} cannot be read ({one_line(error)}): the file is damaged, "
+            "export or download it again"
+        ) from error
 
 
 def name_nodes(graph: onnx.GraphProto) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import tvm
+from onnx import helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
@@ -64,8 +65,28 @@ def from_onnx(path_or_model: str | Path | onnx.ModelProto, shapes: Shapes | None
         FrontendError: the file cannot be read, is no valid ONNX model, has dynamic dimensions that `shapes` does not
             fix or a shape that depends on data, or holds an operator that TVM cannot import.
     """
-    model, label = load_onnx(path_or_model)
-    return import_graph(clean(model, label, shapes))
+    try:
+        model, label = load_onnx(path_or_model)
+        return import_graph(clean(model, label, shapes))
+    except UnicodeDecodeError as error:  # names are decoded where they are first read, which may be anywhere
+        called = "the model" if isinstance(path_or_model, onnx.ModelProto) else path_or_model
+        raise FrontendError(
+            f"{called}: a name in it is no text ({one_line(error)}): the file is damaged, export or download it again"
+        ) from error
+
+
+def import_models(paths: Mapping[str, str | Path], shapes: Shapes) -> dict[str, tvm.IRModule]:
+    """Import several models, each with those of `shapes` that are of its inputs.
+
+    FrontendError as in `from_onnx`, and for a name in `shapes` that is no model's input.
+    """
+    loaded = {name: load_onnx(path)[0] for name, path in paths.items()}
+    inputs = {name: [i.name for i in model.graph.input] for name, model in loaded.items()}
+    unknown = next((name for name in shapes if not any(name in known for known in inputs.values())), None)
+    if unknown is not None:
+        listed = "; ".join(f"{name} has the inputs {', '.join(known) or 'none'}" for name, known in inputs.items())
+        raise FrontendError(f"no input {unknown!r}: {listed}")
+    return {n: from_onnx(p, {i: shapes[i] for i in inputs[n] if i in shapes}) for n, p in paths.items()}
 
 
 def import_graph(graph: Graph) -> tvm.IRModule:
@@ -103,6 +124,7 @@ def _tidy(mod: tvm.IRModule, graph: Graph) -> tvm.IRModule:
     tidied = passes(detached.mod)
     tidied["main"] = _with_block(tidied["main"])
     _check_body(tidied["main"], graph)
+    _check_outputs(tidied["main"], graph)
     return detached.bind(tidied)
 
 
@@ -137,6 +159,7 @@ def _check_operators(graph: Graph) -> None:
                 f"{where}{node.op_type}, which TVM cannot import: export the model without it, or written with "
                 "standard operators"
             )
+        _check_inputs(graph, node, where)
         if attributes(node).get("training_mode", 0):
             raise FrontendError(f"{where}{node.op_type} in training mode: export the model in inference mode")
         unread = next((o for o in node.output[1:] if uses[o]), None) if node.op_type in _ONE_OUTPUT else None
@@ -144,6 +167,35 @@ def _check_operators(graph: Graph) -> None:
             raise FrontendError(
                 f"{where}{node.op_type}, of which TVM gives only the first output: export the model so that "
                 f"{unread!r} is not read"
+            )
+
+
+def _check_inputs(graph: Graph, node: onnx.NodeProto, where: str) -> None:
+    """An input may be left out only where the operator says so: TVM's importer does not look, and may crash."""
+    if all(node.input) or not onnx.defs.has(node.op_type, graph.opset, node.domain):
+        return
+    formal = onnx.defs.get_schema(node.op_type, graph.opset, node.domain).inputs
+    for i, name in enumerate(node.input):
+        if not name and formal[min(i, len(formal) - 1)].option != onnx.defs.OpSchema.FormalParameterOption.Optional:
+            raise FrontendError(f"{where}{node.op_type} without its input {i}: the model is damaged, export it again")
+
+
+def _check_outputs(func: relax.Function, graph: Graph) -> None:
+    """Hold shapes and types of the outputs against what the ONNX standard says they are, where it says so."""
+    ret = func.ret_ty
+    found = list(ret.fields) if isinstance(ret, relax.TupleType) else [ret]
+    for name, ty in zip(graph.output_names, found, strict=True):
+        tensor = graph.types.get(name)
+        if tensor is None or not tensor.elem_type:
+            continue
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+        shape = graph.shape(name)
+        ours = tuple(int(extent) for extent in ty.shape.values) if _is_static(ty) else None
+        if ours is None or str(ty.dtype.dtype) != dtype or shape not in (None, ours):
+            raise FrontendError(
+                f"{graph.label}: TVM imports the output {name!r} as {'x'.join(map(str, ours or '?'))} of "
+                f"{getattr(ty, 'dtype', ty)}, ONNX says {'x'.join(map(str, shape or '?'))} of {dtype}: "
+                "an operator before it is read wrongly, export the model without it"
             )
 
 
@@ -212,6 +264,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
             found = CONVERTERS[op_name](self.bb, inputs, watched, opset) if op_name in CONVERTERS else None
             if found is None:
                 found = super()._convert_operator(op_name, inputs, watched, opset)
+            normalized = self.bb.normalize(found) if isinstance(found, relax.Expr) else found
         except Exception as error:
             # The boundary to TVM's importer: its 200 converters raise whatever fits them.
             raise FrontendError(
@@ -223,7 +276,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
                 f"{self._label}: TVM ignores attribute {ignored[0]!r} of node {name!r} (operator {op_name}): "
                 "export the model without it"
             )
-        return self.bb.normalize(found) if isinstance(found, relax.Expr) else found
+        return normalized
 
 
 def _is_default(op_name: str, attribute: str, attrs: Mapping[str, object], opset: int) -> bool:

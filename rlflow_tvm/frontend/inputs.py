@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
-import onnx
 import tvm
-from onnx import helper
 from tvm import relax
 
 from rlflow_tvm import ir
 from rlflow_tvm.errors import FrontendError
 
-_RELAX_PASSES_ON = frozenset({"relax.astype", "relax.reshape", "relax.expand_dims", "relax.squeeze"})
-_ONNX_PASSES_ON = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+_PASSES_ON = frozenset({"relax.astype", "relax.reshape", "relax.expand_dims", "relax.squeeze"})
 
 
 @dataclass(frozen=True)
@@ -27,18 +23,17 @@ class _Spec:
     """Integers are drawn from 0 to bound - 1."""
 
 
-def random_inputs(mod_or_model: tvm.IRModule | onnx.ModelProto, seed: int) -> dict[str, np.ndarray]:
-    """One array for each input of a module (bound or detached) or of an ONNX model with static input shapes.
+def random_inputs(mod: tvm.IRModule, seed: int) -> dict[str, np.ndarray]:
+    """One array for each input of a module (bound or detached) with static input shapes.
 
-    Floats are standard normal. Integers that index a table (`take`, `Gather`) are drawn below its extent; other
+    Floats are standard normal. Integers that index a table (`take`) are drawn below its extent; other
     integers and booleans are ones if "mask" is in the input's name, else drawn from {0, 1}.
 
     Raises:
         FrontendError: an input has a dynamic shape or a type that is neither number nor boolean.
     """
-    specs = _of_module(mod_or_model) if isinstance(mod_or_model, tvm.IRModule) else _of_model(mod_or_model)
     rng = np.random.default_rng(seed)
-    return {name: _draw(rng, name, spec) for name, spec in specs.items()}
+    return {name: _draw(rng, name, spec) for name, spec in _specs(mod).items()}
 
 
 def _draw(rng: np.random.Generator, name: str, spec: _Spec) -> np.ndarray:
@@ -51,7 +46,7 @@ def _draw(rng: np.random.Generator, name: str, spec: _Spec) -> np.ndarray:
     return np.asarray(rng.integers(0, spec.bound or 2, spec.shape)).astype(spec.dtype)
 
 
-def _of_module(mod: tvm.IRModule) -> dict[str, _Spec]:
+def _specs(mod: tvm.IRModule) -> dict[str, _Spec]:
     func = mod["main"]
     inputs = func.params[: ir.num_inputs(func)]
     origin = {p: p.name for p in inputs}
@@ -64,7 +59,7 @@ def _of_module(mod: tvm.IRModule) -> dict[str, _Spec]:
             data = call.args[0].ty.shape.values
             axis = 0 if call.attrs.axis is None else int(call.attrs.axis)
             _tighten(bounds, origin[call.args[1]], int(data[axis]))
-        elif call.op.name in _RELAX_PASSES_ON and call.args[0] in origin:
+        elif call.op.name in _PASSES_ON and call.args[0] in origin:
             origin[binding.var] = origin[call.args[0]]
     specs = {}
     for p in inputs:
@@ -72,31 +67,6 @@ def _of_module(mod: tvm.IRModule) -> dict[str, _Spec]:
             raise FrontendError(f"input {p.name!r} has a dynamic shape: import the model with shapes={{...}}")
         specs[p.name] = _Spec(tuple(int(d) for d in p.ty.shape), _numpy_dtype(str(p.ty.dtype)), bounds.get(p.name))
     return specs
-
-
-def _of_model(model: onnx.ModelProto) -> dict[str, _Spec]:
-    graph = model.graph
-    weights = {t.name: tuple(t.dims) for t in graph.initializer}
-    inputs = [i for i in graph.input if i.name not in weights]
-    origin = {i.name: i.name for i in inputs}
-    bounds: dict[str, int] = {}
-    for node in graph.node:
-        if node.op_type == "Gather" and node.input[1] in origin and node.input[0] in weights:
-            axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
-            _tighten(bounds, origin[node.input[1]], weights[node.input[0]][axis])
-        elif node.op_type in _ONNX_PASSES_ON and node.input[0] in origin:
-            origin[node.output[0]] = origin[node.input[0]]
-    return {i.name: _spec_of_info(i, bounds.get(i.name)) for i in inputs}
-
-
-def _spec_of_info(info: onnx.ValueInfoProto, bound: int | None) -> _Spec:
-    tensor = info.type.tensor_type
-    dims: Iterable = tensor.shape.dim
-    if not tensor.HasField("shape") or any(d.dim_value <= 0 for d in dims):
-        raise FrontendError(
-            f"input {info.name!r} has a dynamic shape: import the model with shapes={{...}} and draw for the module"
-        )
-    return _Spec(tuple(d.dim_value for d in dims), np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)), bound)
 
 
 def _tighten(bounds: dict[str, int], name: str, bound: int) -> None:

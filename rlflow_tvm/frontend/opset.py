@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import onnx
-from onnx import version_converter
+from onnx import helper, version_converter
 
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.fold import infer_types
 from rlflow_tvm.frontend.graph import Graph, attributes, name_nodes, split
 from rlflow_tvm.frontend.load import one_line
 
-OLDEST_OPSET = 7
-"""From here on TVM's importer reads operators as the file means them (broadcasting, test mode of normalisation)."""
+OLDEST_OPSET = 11
+"""Before, TVM reads `Upsample`, `TopK`, `Slice` and `Resize` as if they were of later sets, or not at all."""
 
-_TARGET_OPSET = 13
+_OLD_RESIZE = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
 
 
 def convert(graph: Graph) -> None:
-    """Convert the model to opset 13 in place, with ONNX's version converter.
+    """Convert the model to opset 11 in place, with ONNX's version converter.
+
+    No further: to 13 the converter (1.23) takes `Hardmax` over, whose axis means another thing there.
 
     Raises:
         FrontendError: the converter cannot, or an old broadcast is of tensors of unknown rank.
@@ -25,19 +27,23 @@ def convert(graph: Graph) -> None:
     infer_types(graph)
     for node in graph.nodes:
         _spell_out_broadcast(graph, node)
+        _spell_out_slopes(graph, node)
     skeleton, aside = graph.skeleton()
     try:
-        converted = version_converter.convert_version(skeleton, _TARGET_OPSET)
+        converted = version_converter.convert_version(skeleton, OLDEST_OPSET)
     except (version_converter.ConvertError, RuntimeError, IndexError) as error:
         raise FrontendError(
-            f"{graph.label}: operator set {graph.opset} cannot be converted to {_TARGET_OPSET} ({one_line(error)}): "
-            f"export the model with opset {_TARGET_OPSET} or newer"
+            f"{graph.label}: operator set {graph.opset} cannot be converted to {OLDEST_OPSET} ({one_line(error)}): "
+            f"export the model with opset {OLDEST_OPSET} or newer"
         ) from error
     fresh = split(converted, graph.label)
     kept = [i for i in fresh.model.graph.input if i.name not in aside]
     del fresh.model.graph.input[:]
     fresh.model.graph.input.extend(kept)
     name_nodes(fresh.model.graph)
+    for node in fresh.model.graph.node:
+        if node.op_type == "Resize":  # as it was before opset 11; the converter leaves the new default, half_pixel
+            node.attribute.extend(helper.make_attribute(name, value) for name, value in _OLD_RESIZE.items())
     graph.model = fresh.model
     graph.constants = {**fresh.constants, **aside}
 
@@ -53,12 +59,33 @@ def _spell_out_broadcast(graph: Graph, node: onnx.NodeProto) -> None:
     if rank is None or operand is None:
         raise FrontendError(
             f"{graph.label}: node {node.name!r} ({node.op_type}) broadcasts {name!r} along an axis in the way of "
-            f"opset {graph.opset}: export the model with opset {_TARGET_OPSET} or newer"
+            f"opset {graph.opset}: export the model with opset {OLDEST_OPSET} or newer"
         )
     axis = attrs["axis"] % rank
-    aligned = graph.fresh_name(f"{name}.aligned")
-    graph.constants[aligned] = operand.reshape(operand.shape + (1,) * (rank - axis - operand.ndim))
-    node.input[1] = aligned
+    _align(graph, node, rank - axis)
     kept = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in node.attribute if a.name != "axis"]
     del node.attribute[:]
     node.attribute.extend(kept)
+
+
+def _spell_out_slopes(graph: Graph, node: onnx.NodeProto) -> None:
+    """Before opset 7 the slopes of `PRelu` were one, or one for each channel; since then they broadcast as usual."""
+    if node.op_type != "PRelu" or graph.opset >= 7:
+        return
+    rank, slope = graph.rank(node.input[0]), graph.constants.get(node.input[1])
+    if rank is None or slope is None:
+        raise FrontendError(
+            f"{graph.label}: node {node.name!r} (PRelu) has its slopes in the way of opset {graph.opset}, computed at "
+            f"run time: export the model with opset {OLDEST_OPSET} or newer"
+        )
+    if slope.ndim == 1 and slope.size > 1:
+        _align(graph, node, rank - 1)
+
+
+def _align(graph: Graph, node: onnx.NodeProto, rank: int) -> None:
+    """Give the node's constant second operand dimensions of 1 behind its own, `rank` in all."""
+    name = node.input[1]
+    operand = graph.constants[name]
+    aligned = graph.fresh_name(f"{name}.aligned")
+    graph.constants[aligned] = operand.reshape(operand.shape + (1,) * (rank - operand.ndim))
+    node.input[1] = aligned

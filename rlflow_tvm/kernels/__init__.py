@@ -1,9 +1,10 @@
-"""What a graph compiles to on a CPU: legalisation, schedule rules, the build pipeline, and the list of kernels."""
+"""What a graph compiles to: legalisation, schedule rules, the build pipeline, and the list of kernels."""
 
 from __future__ import annotations
 
 from tvm.relax.pipeline import PIPELINE_MAP, register_pipeline
 
+from .choice import Choice, Chooser, heuristic_choice
 from .extract import Kernel, Lowered, Lowering, extract_kernels
 from .fuse import kernel_key
 from .pipeline import PIPELINE_NAME, pipeline
@@ -24,12 +25,15 @@ def register() -> None:
 __all__ = [
     "PIPELINE_VERSION",
     "RULE_ATTR",
+    "Choice",
+    "Chooser",
     "Kernel",
     "Lowered",
     "Lowering",
     "as_target",
     "default_target",
     "extract_kernels",
+    "heuristic_choice",
     "kernel_key",
     "num_cores",
     "pipeline",

@@ -10,6 +10,8 @@ from tvm.target import Target
 
 from rlflow_tvm.ir import detach
 
+from .choice import Chooser, heuristic_choice
+from .cuda.layout import channels_last
 from .fuse import FusedCall, Fuser
 from .legalize import Legalizer, check_lowered
 from .split import Split, WeightSplitter, make_function
@@ -43,11 +45,14 @@ class Lowered:
 
 
 class Lowering:
-    """The way from a graph to its kernels for one target; remembers operators and groups: let one serve a search."""
+    """The way from a graph to its kernels for one target; remembers operators and groups: let one serve a search.
 
-    def __init__(self, target: Target) -> None:
+    `choose` decides where an operator has several implementations, once for each distinct call.
+    """
+
+    def __init__(self, target: Target, choose: Chooser = heuristic_choice) -> None:
         self.target = target
-        self._legalize = Legalizer(target)
+        self._legalize = Legalizer(target, choose)
         self._split = WeightSplitter()
         self._fuse = Fuser()
 
@@ -69,7 +74,10 @@ class Lowering:
         return [Kernel(same[0].func, key, same[0].name, len(same)) for key, same in calls.items()]
 
     def _divide(self, mod: tvm.IRModule) -> tuple[Split, dict[str, tirx.PrimFunc]]:
-        legal, prim_funcs = self._legalize(mod["main"])
+        if self.target.kind.name == "cuda":
+            mod = channels_last(mod)
+        own = {gv.name_hint: func for gv, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
+        legal, prim_funcs = self._legalize(mod["main"], own)
         return self._split(legal), prim_funcs
 
     def _module(self, main: relax.Function, prim_funcs: dict[str, tirx.PrimFunc]) -> tvm.IRModule:

@@ -8,7 +8,7 @@ at run time (the virtual machine makes a view), so they are no kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import tvm
@@ -16,25 +16,32 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.target import Target
 
-from rlflow_tvm.errors import KernelError
+from rlflow_tvm.errors import KernelError, RlflowError
 from rlflow_tvm.ir import num_inputs
 
-from .llvm.conv_legalize import CONV_LEGALIZE
-from .llvm.matmul_legalize import is_packable, make_packed_matmul
+from .choice import Choice, Chooser, Implementation, LegalizeFunc, heuristic_choice
+from .cuda import legalize as cuda
+from .extrema import EXTREMA
+from .llvm import implementations as llvm
 from .split import all_bindings, substitute, variables_of
-from .target import vector_lanes
 
 Key = tuple
-LegalizeFunc = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
-LEGALIZE: dict[str, LegalizeFunc] = {**CONV_LEGALIZE}
+LEGALIZE: dict[str, dict[str, LegalizeFunc]] = {"llvm": llvm.LEGALIZE, "cuda": cuda.LEGALIZE}
+"""Kind of target -> operators that are legalised in another way than TVM's."""
+
+IMPLEMENTATIONS: dict[str, dict[str, tuple[Implementation, ...]]] = {
+    "llvm": llvm.IMPLEMENTATIONS,
+    "cuda": cuda.IMPLEMENTATIONS,
+}
+"""Kind of target -> operators that are legalised in one of several ways."""
 
 _RESHAPES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"})
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
-_MATMUL = tvm.ir.Op.get("relax.matmul")
 _TRANSPOSE = "relax.permute_dims"
 _RUN_BY_THE_MACHINE = frozenset({"relax.reshape", "relax.shape_of", "relax.tensor_to_shape", "relax.null_value"})
 _REMEMBERED_BINDINGS = 50_000
+_SCHEDULED_ATTR = "tirx.is_scheduled"
 
 
 @dataclass(frozen=True)
@@ -57,47 +64,67 @@ class _Legal:
 class Legalizer:
     """Legalises functions in working form; holds the memo, so that one object should serve many graphs."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, choose: Chooser = heuristic_choice) -> None:
         self._target = target
-        self._legalize_any = _legalize_pass(LEGALIZE)
-        # products with a weight: its packing is weight-only work
-        packed = {"relax.matmul": make_packed_matmul(vector_lanes(target))}
-        self._legalize_packed = _legalize_pass({**LEGALIZE, **packed})
+        self._choose = choose
+        self._legalize_table = LEGALIZE[target.kind.name]
+        self._implementations = IMPLEMENTATIONS[target.kind.name]
+        self._passes: dict[tuple[str, str] | None, tvm.transform.Pass] = {None: _legalize_pass(self._legalize_table)}
         self._templates: dict[Key, _Template] = {}
         self._global_vars: dict[str, tvm.ir.GlobalVar] = {}
         self._prim_funcs: dict[str, tirx.PrimFunc] = {}
-        self._bindings: dict[tuple[relax.Binding, bool], _Legal] = {}
+        self._given: dict[tirx.PrimFunc, tvm.ir.GlobalVar] = {}
+        self._bindings: dict[tuple[relax.Binding, bool | tirx.PrimFunc], _Legal] = {}
 
-    def __call__(self, func: relax.Function) -> tuple[relax.Function, dict[str, tirx.PrimFunc]]:
-        """`func` (one dataflow block) with its operators as `call_tir`, and the PrimFuncs that it calls, by name."""
+    def __call__(
+        self, func: relax.Function, given: Mapping[str, tirx.PrimFunc] | None = None
+    ) -> tuple[relax.Function, dict[str, tirx.PrimFunc]]:
+        """`func` (one dataflow block) with its operators as `call_tir`, and the PrimFuncs that it calls, by name.
+
+        `given`: the PrimFuncs that `func` calls already, by the names by which it does; they get names of their own.
+        """
         if len(self._bindings) > _REMEMBERED_BINDINGS:
             self._bindings.clear()
         used: dict[str, None] = {}
         bindings: list[relax.Binding] = []
         constant = set(func.params[num_inputs(func) :])
         for binding in all_bindings(func):
-            call = binding.value
-            packed = _is_matmul(call) and call.args[1] in constant
-            packed = packed and ((binding, True) in self._bindings or is_packable(call))
-            known = self._bindings.get((binding, packed))
+            callee = _callee(binding.value, given or {})
+            weight = self._has_implementations(binding.value) and binding.value.args[1] in constant
+            key = (binding, weight if callee is None else callee)
+            known = self._bindings.get(key)
             if known is None:
-                known = self._bindings[binding, packed] = self._legalize(binding, packed)
+                legal = self._legalize(binding, weight) if callee is None else self._adopt(binding, callee)
+                known = self._bindings[key] = legal
             bindings.extend(known.bindings)
             used.update(dict.fromkeys(known.prim_funcs))
             if all(var in constant for var in known.reads):
                 constant.add(binding.var)
         body = relax.SeqExpr([relax.DataflowBlock(bindings)], func.body.body)
         relax.expr._update_type(body, func.body.body.ty)
-        legal = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+        legal_func = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
         prim_funcs = {name: self._prim_funcs[name] for name in used}
         if any(isinstance(b.value, relax.Tuple) for b in bindings):
             # a decomposed batch norm leaves (a, b, c)[0]: resolve it, fusion stops at tuples
             callees = {self._global_vars[name]: func for name, func in prim_funcs.items()}
-            mod = tvm.IRModule({tvm.ir.GlobalVar("main"): legal, **callees})
-            legal = relax.transform.CanonicalizeBindings()(mod)["main"]
-        return legal, prim_funcs
+            mod = tvm.IRModule({tvm.ir.GlobalVar("main"): legal_func, **callees})
+            legal_func = relax.transform.CanonicalizeBindings()(mod)["main"]
+        return legal_func, prim_funcs
 
-    def _legalize(self, binding: relax.Binding, packed: bool) -> _Legal:
+    def _adopt(self, binding: relax.Binding, prim_func: tirx.PrimFunc) -> _Legal:
+        """A call of a PrimFunc of the module's own, under a name that no other has."""
+        call = binding.value
+        if prim_func not in self._given:
+            annotated = prim_func
+            if prim_func.attrs is None or _SCHEDULED_ATTR not in prim_func.attrs:  # nothing fuses with a scheduled one
+                alone = tvm.IRModule({call.args[0]: prim_func})
+                annotated = relax.transform.AnnotateTIROpPattern()(alone)[call.args[0].name_hint]
+            self._given[prim_func] = self._add(call.args[0], annotated)
+        global_var = self._given[prim_func]
+        renamed = relax.Call(call.op, [global_var, *call.args[1:]], call.attrs, call.ty_args)
+        return _Legal((_bind(binding.var, renamed, call.ty),), (global_var.name_hint,), tuple(variables_of(call)))
+
+    def _legalize(self, binding: relax.Binding, weight: bool) -> _Legal:
         call = binding.value
         variables = variables_of(call)
         if not isinstance(call, relax.Call) or not isinstance(call.op, tvm.ir.Op) or call.op == _CALL_TIR:
@@ -107,13 +134,13 @@ class Legalizer:
             return _Legal((_bind(binding.var, view, binding.var.ty),), (), tuple(variables))
         variables = []
         arguments = [_argument_key(arg, variables) for arg in call.args]
-        key = (call.op.name, packed, _attrs_key(call.attrs), *arguments)
+        key = (call.op.name, weight, _attrs_key(call.attrs), *arguments)
         template = self._templates.get(key)
         if template is None:
-            template = self._templates[key] = self._make_template(call, variables, packed)
+            template = self._templates[key] = self._make_template(call, variables, weight)
         return self._fill_in(template, variables, binding.var)
 
-    def _make_template(self, call: relax.Call, variables: list[relax.Var], packed: bool) -> _Template:
+    def _make_template(self, call: relax.Call, variables: list[relax.Var], weight: bool) -> _Template:
         params = [relax.Var(f"x{i}", var.ty) for i, var in enumerate(variables)]
         inputs = iter(params)
         alone = relax.Call(call.op, [_rename(arg, inputs) for arg in call.args], call.attrs, call.ty_args)
@@ -123,10 +150,20 @@ class Legalizer:
                 output = builder.emit_output(alone)
             builder.emit_func_output(output)
         module = builder.finalize()
-        if not _is_training(call):
-            module = relax.transform.DecomposeOpsForInference()(module)
-        with self._target:
-            module = (self._legalize_packed if packed else self._legalize_any)(module)
+        try:
+            if not _is_training(call):
+                module = relax.transform.DecomposeOpsForInference()(module)
+            with self._target:
+                module = self._pass_for(alone, weight)(module)
+        except RlflowError:
+            raise
+        except Exception as error:
+            # The boundary to TVM's legalisations: they raise whatever fits them.
+            types = ", ".join(str(_type_key(var.ty)) for var in variables)
+            raise KernelError(
+                f"TVM makes no kernel of {call.op.name} with operands {types} ({_last_line(error)}): "
+                "rewrite or decompose the operator before building"
+            ) from error
         main = module["main"]
         names: dict[str, tvm.ir.GlobalVar] = {}
         for global_var, prim_func in module.functions_items():
@@ -140,6 +177,26 @@ class Legalizer:
                 value = relax.Call(value.op, [callee, *value.args[1:]], value.attrs, value.ty_args)
             bindings.append(relax.VarBinding(binding.var, value))
         return _Template(tuple(main.params), tuple(bindings))
+
+    def _has_implementations(self, value: relax.Expr) -> bool:
+        return (
+            isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name in self._implementations
+        )
+
+    def _pass_for(self, call: relax.Call, weight: bool) -> tvm.transform.Pass:
+        """The legalisation with the implementation that is chosen for `call`."""
+        options = tuple(
+            option for option in self._implementations.get(call.op.name, ()) if option.takes(call, weight, self._target)
+        )
+        if not options:
+            return self._passes[None]
+        choice = Choice(call, weight, self._target, options)
+        chosen = options[0].name if len(options) == 1 else self._choose(choice)
+        key = (call.op.name, chosen)
+        if key not in self._passes:
+            (option,) = (option for option in options if option.name == chosen)
+            self._passes[key] = _legalize_pass({**self._legalize_table, call.op.name: option.legalize(self._target)})
+        return self._passes[key]
 
     def _add(self, origin: tvm.ir.GlobalVar, prim_func: tirx.PrimFunc) -> tvm.ir.GlobalVar:
         hint, count = origin.name_hint, 0
@@ -175,19 +232,27 @@ def _legalize_pass(customize: dict[str, LegalizeFunc]) -> tvm.transform.Pass:
         [
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
-            relax.transform.LegalizeOps(customize),
+            relax.transform.LegalizeOps({**EXTREMA, **customize}),
             relax.transform.AnnotateTIROpPattern(),
         ]
     )
 
 
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:200] if lines else type(error).__name__
+
+
+def _callee(value: relax.Expr, given: Mapping[str, tirx.PrimFunc]) -> tirx.PrimFunc | None:
+    """The PrimFunc of the module's own that `value` calls, None where it calls none."""
+    if not isinstance(value, relax.Call) or value.op != _CALL_TIR:
+        return None
+    return given.get(value.args[0].name_hint)
+
+
 def _is_training(call: relax.Call) -> bool:
     """Whether it is a batch norm over the statistics of its batch, which the form for inference does not compute."""
     return call.op.name == "relax.nn.batch_norm" and bool(call.attrs.training)
-
-
-def _is_matmul(value: relax.Expr) -> bool:
-    return isinstance(value, relax.Call) and value.op == _MATMUL
 
 
 def is_free_reshape(call: relax.Call) -> bool:

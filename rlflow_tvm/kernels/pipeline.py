@@ -8,6 +8,8 @@ from tvm.target import Target
 
 from rlflow_tvm.ir import num_inputs
 
+from .build import compile_kernels
+from .choice import Chooser, heuristic_choice
 from .extract import Lowered, Lowering
 from .schedule import schedule_kernel
 from .target import as_target, default_target
@@ -15,12 +17,13 @@ from .target import as_target, default_target
 PIPELINE_NAME = "rlflow"
 
 
-def pipeline(target: Target | str | dict | None = None) -> tvm.transform.Pass:
+def pipeline(target: Target | str | dict | None = None, choose: Chooser = heuristic_choice) -> tvm.transform.Pass:
     """The whole pipeline as one pass, for `tvm.compile(mod, target, relax_pipeline=pipeline(target))`.
 
     `mod["main"]` has static shapes and its weights bound as constants (or given as parameters: then all of them are
-    inputs). Work on weights alone is done here, once, on this machine. UsageError for a target that is no CPU,
-    KernelError for an operator that cannot be lowered.
+    inputs). Work on weights alone is done here, once, on this machine. `choose` decides where an operator has several
+    implementations; the default looks at shapes alone. UsageError for a target without schedule rules, KernelError for
+    an operator that cannot be lowered.
     """
     fixed = None if target is None else as_target(target)
 
@@ -29,7 +32,9 @@ def pipeline(target: Target | str | dict | None = None) -> tvm.transform.Pass:
         chosen = fixed or Target.current(allow_none=True)
         chosen = default_target() if chosen is None else as_target(chosen)
         with chosen:
-            return finalize(bind_weights(Lowering(chosen).lower(_all_inputs(mod))), chosen)
+            final = finalize(bind_weights(Lowering(chosen, choose).lower(_all_inputs(mod))), chosen)
+            # for another kind of target `tvm.compile` divides the code between host and device itself
+            return compile_kernels(final, chosen) if chosen.kind.name == "llvm" else final
 
     return run
 

@@ -1,35 +1,24 @@
-"""The schedule rules in the order in which they are tried, and their application to one PrimFunc."""
+"""The application of a target's schedule rules to one PrimFunc."""
 
 from __future__ import annotations
 
-from tvm import s_tir, tirx
-from tvm.s_tir.dlight.base import ScheduleRule
+from collections.abc import Callable
+
+from tvm import tirx
 from tvm.target import Target
 
 from rlflow_tvm.errors import KernelError
 
-from .llvm.conv import Conv2d
-from .llvm.elementwise import Elementwise, Fallback
-from .llvm.matmul import Matmul
-from .llvm.pool import Pool2d
-from .llvm.reduction import Reduction
-from .llvm.tails import peel_tails
-from .llvm.vector_math import vectorisable_math
+from .cuda.rules import schedule as schedule_cuda
+from .llvm.rules import schedule as schedule_llvm
 
 RULE_ATTR = "rlflow.schedule_rule"
 _SCHEDULED_ATTR = "tirx.is_scheduled"
 
-# the most special first; Fallback takes whatever is left
-RULES: dict[str, ScheduleRule] = {
-    "conv2d": Conv2d(),
-    "pool2d": Pool2d(),
-    "matmul": Matmul(),
-    "reduction": Reduction(),
-    "elementwise": Elementwise(),
-    "fallback": Fallback(),
-}
+Scheduler = Callable[[tirx.PrimFunc, Target], tuple[str, tirx.PrimFunc] | None]
 
-_OWN_TAILS = frozenset({"conv2d", "pool2d"})  # these see to their last tiles themselves
+SCHEDULERS: dict[str, Scheduler] = {"llvm": schedule_llvm, "cuda": schedule_cuda}
+"""By the kind of a target."""
 
 
 def schedule_kernel(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
@@ -39,16 +28,9 @@ def schedule_kernel(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     """
     if func.attrs is not None and func.attrs.get(_SCHEDULED_ATTR):
         return func
-    func = vectorisable_math(func)
-    for name, rule in RULES.items():
-        try:
-            schedule = rule.apply(func, target, False)
-        except s_tir.ScheduleError:
-            # a primitive proves each of its steps and refuses the others: the kernel is none of this rule's
-            continue
-        if schedule is not None:
-            scheduled = schedule.mod["main"]
-            if name not in _OWN_TAILS:
-                scheduled = peel_tails(scheduled)
-            return scheduled.with_attrs({_SCHEDULED_ATTR: True, RULE_ATTR: name})
-    raise KernelError(f"no schedule rule takes the kernel {func.attrs.get('global_symbol', '')}: report its operator")
+    found = SCHEDULERS[target.kind.name](func, target)
+    if found is None:
+        name = func.attrs.get("global_symbol", "") if func.attrs is not None else ""
+        raise KernelError(f"no schedule rule takes the kernel {name}: report its operator")
+    rule, scheduled = found
+    return scheduled.with_attrs({_SCHEDULED_ATTR: True, RULE_ATTR: rule})

@@ -4,27 +4,42 @@ from __future__ import annotations
 
 import os
 
+import tvm
 from tvm.target import Target
-from tvm.target.codegen import llvm_cpu_has_features, llvm_get_system_cpu
+from tvm.target.codegen import llvm_cpu_has_features, llvm_get_cpu_archlist, llvm_get_system_cpu
 
 from rlflow_tvm.errors import UsageError
+
+KINDS = ("llvm", "cuda")
+"""The kinds of targets that there are schedule rules for."""
+
+STATIC_SHARED_BYTES = 48 * 1024
+"""What every CUDA device gives a thread block without being asked for more."""
 
 _FLOAT_BITS = 32
 
 
 def default_target() -> Target:
     """The machine this runs on: `{"kind": "llvm", "mcpu": <host cpu>, "num-cores": <logical cpus usable here>}`."""
-    return Target({"kind": "llvm", "mcpu": llvm_get_system_cpu(), "num-cores": _usable_processors()})
+    return Target({"kind": "llvm", "mcpu": llvm_get_system_cpu(), "num-cores": usable_processors()})
 
 
 def as_target(target: Target | str | dict | None) -> Target:
-    """`target` as a `tvm.target.Target` for the CPU.
+    """`target` as a `tvm.target.Target` of kind "llvm" or "cuda".
 
-    A bare "llvm" (or None) means this machine, its `mcpu` and cores. UsageError for a kind TVM does not know,
-    the old command-line form, or a device we have no kernels for.
+    A bare "llvm" (or None) means this machine, its `mcpu` and cores; "cuda", or a dictionary of that kind without
+    "arch", the GPU here. A GPU's target is given this machine as its host where it has none. UsageError for a kind TVM
+    does not know, the old command-line form, a kind we have no kernels for, a processor that LLVM does not know, less
+    than one core, or "cuda" with neither "arch" nor a GPU.
     """
     if target is None or target == "llvm":
         return default_target()
+    if target == "cuda":
+        target = {"kind": "cuda"}
+    if isinstance(target, dict) and target.get("kind") == "cuda":
+        if "arch" not in target:
+            target = {**target, "arch": _device_arch()}
+        target = {"max_shared_memory_per_block": STATIC_SHARED_BYTES, **target}
     found = target if isinstance(target, Target) else None
     if found is None:
         try:
@@ -35,9 +50,44 @@ def as_target(target: Target | str | dict | None) -> Target:
                 f"target {target!r} cannot be read ({reason}): "
                 'give "llvm" or a dictionary such as {"kind": "llvm", "mcpu": "znver4", "num-cores": 8}'
             ) from error
-    if found.kind.name != "llvm":
-        raise UsageError(f"target kind {found.kind.name!r} has no schedule rules here: use a target of kind 'llvm'")
+    if found.kind.name not in KINDS:
+        raise UsageError(
+            f"target kind {found.kind.name!r} has no schedule rules here: use a target of kind {' or '.join(KINDS)}"
+        )
+    if found.kind.name == "llvm":
+        _check_cpu(found)
+    if found.kind.name == "cuda" and found.host is None:
+        found = Target(found, default_target())
     return found
+
+
+def _check_cpu(target: Target) -> None:
+    cores, cpu = target.attrs.get("num-cores"), target.attrs.get("mcpu")
+    if cores is not None and int(cores) < 1:
+        raise UsageError(f"target {target}: num-cores is {int(cores)}, give the number of threads to use, at least 1")
+    if cpu and cpu not in ("generic", "native") and cpu not in list(llvm_get_cpu_archlist(target)):
+        raise UsageError(
+            f"target {target}: LLVM knows no processor {str(cpu)!r}: give another mcpu (clang --print-supported-cpus "
+            f"lists them), or none; this machine's is {llvm_get_system_cpu()!r}"
+        )
+
+
+def _device_arch() -> str:
+    """The architecture of this machine's GPU, for example "sm_90"; UsageError without one."""
+    device = tvm.cuda()
+    if not device.exist:
+        raise UsageError(
+            'there is no GPU here to take the architecture from: name it, as in {"kind": "cuda", "arch": "sm_90"}'
+        )
+    return "sm_" + device.compute_version.replace(".", "")
+
+
+def device_of(target: Target) -> tvm.runtime.Device:
+    """The device that code for `target` runs on. UsageError where this machine has none."""
+    device = tvm.device(target.kind.name)
+    if not device.exist:
+        raise UsageError(f"there is no {target.kind.name} device on this machine: nothing can be run for {target}")
+    return device
 
 
 def vector_lanes(target: Target) -> int:
@@ -54,10 +104,11 @@ def vector_lanes(target: Target) -> int:
 def num_cores(target: Target) -> int:
     """Threads that a kernel may use: the target's `num-cores`, else the logical processors usable here."""
     cores = target.attrs.get("num-cores")
-    return int(cores) if cores else _usable_processors()
+    return int(cores) if cores else usable_processors()
 
 
-def _usable_processors() -> int:
+def usable_processors() -> int:
+    """Logical processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):  # Linux: honours taskset and container limits
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

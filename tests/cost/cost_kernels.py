@@ -79,3 +79,27 @@ def show_environment(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.Pri
     del func, target
     threads = " ".join(f"{name}={os.environ[name]}" for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"))
     raise ValueError(f"{threads} torch={sys.modules['torch']}")
+
+
+def kill(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
+    """The worker is killed from outside while it works."""
+    import os
+    import signal
+
+    del target
+    os.kill(os.getpid(), signal.SIGKILL)
+    return func
+
+
+def hang_once(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
+    """Takes too long, but only the first time (the file named by COST_TEST_MARK tells)."""
+    import os
+    import time
+    from pathlib import Path
+
+    del target
+    mark = Path(os.environ["COST_TEST_MARK"])
+    if not mark.exists():
+        mark.touch()
+        time.sleep(60)
+    return func

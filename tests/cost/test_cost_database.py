@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -143,6 +144,19 @@ def test_two_writers_and_a_reader(tmp_path):
             assert writer.returncode == 0
         assert len(reader) == 400
         assert reader.get("b-199", "target", "1") == Measurement(run_secs=200.0)
+
+
+def test_a_file_that_is_locked_when_it_is_opened(tmp_path):
+    path = tmp_path / "k.sqlite"
+    raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    raw.execute("BEGIN EXCLUSIVE")  # as another process does that makes the tables
+    unlock = threading.Timer(0.3, lambda: raw.execute("COMMIT"))
+    unlock.start()
+    with KernelDatabase(path) as database:
+        database.put("k", "t", "1", GOOD)
+        assert len(database) == 1
+    unlock.join()
+    raw.close()
 
 
 def test_kill_9(tmp_path):

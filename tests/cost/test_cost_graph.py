@@ -90,7 +90,7 @@ def test_memoised(target, timer):
     assert (model.asked, model.misses, model.measured) == (3, 2, 1)
 
 
-def test_failed_kernel_is_infinite(target):
+def test_failed_kernel_is_infinite(target, tmp_path):
     with CostModel(target, timer=None) as closed:
         assert closed.measured == 0
     with KernelTimer(target, schedule="cost_kernels:refuse") as timer:
@@ -99,6 +99,9 @@ def test_failed_kernel_is_infinite(target):
     assert math.isfinite(cost.launch_secs)
     assert len(cost.failed) == 1
     assert "build: ValueError: no schedule for 3 parameters" in cost.failed[0]
+    with KernelDatabase(tmp_path / "k.sqlite") as database:
+        with KernelTimer(target, database, schedule="cost_kernels:refuse") as timer:
+            assert f"[kept in {tmp_path}/k.sqlite]" in graph_cost(two_layers(), target, timer).failed[0]
 
 
 def test_next_process_measures_nothing(target, tmp_path):

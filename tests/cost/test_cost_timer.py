@@ -13,7 +13,7 @@ import pytest
 import tvm
 from cost_kernels import SCHEDULE, FakeKernel, add, endless, far_read, gather, matmul
 
-from rlflow_tvm.cost import KernelDatabase, KernelTimer, target_key
+from rlflow_tvm.cost import KernelDatabase, KernelTimer, Measurement, target_key, worker
 from rlflow_tvm.cost.machine import cores, cpu_model
 from rlflow_tvm.cost.timer import LAUNCH_KEY
 from rlflow_tvm.errors import CostError
@@ -120,6 +120,39 @@ def test_a_killed_worker_is_replaced(target):
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         assert timer.measure([FakeKernel(add(5), "b")])[0].ok
+
+
+def test_a_worker_that_is_killed_is_no_property_of_the_kernel(target, tmp_path):
+    with KernelDatabase(tmp_path / "k.sqlite") as database:
+        with KernelTimer(target, database, schedule="cost_kernels:kill") as timer:
+            (measurement,) = timer.measure([FakeKernel(add(4), "a")])
+            assert measurement.error_kind == "crash"
+            assert "SIGKILL" in measurement.error
+            version = timer.version
+        assert database.get("a", target_key(target), version) is None
+
+
+def test_a_timeout_has_a_second_try(target, tmp_path, monkeypatch):
+    monkeypatch.setenv("COST_TEST_MARK", str(tmp_path / "mark"))
+    with KernelTimer(target, timeout_secs=4.0, schedule="cost_kernels:hang_once") as timer:
+        assert timer.measure([FakeKernel(add(4), "a")])[0].ok
+
+
+def test_a_launch_that_cannot_be_measured_is_tried_again(target, monkeypatch):
+    with KernelTimer(target, schedule=SCHEDULE) as timer:
+        answers = [Measurement(error="noise", error_kind="run"), Measurement(run_secs=1e-6)]
+        monkeypatch.setattr(timer, "_ask", lambda *_: answers.pop(0))
+        with pytest.raises(CostError, match="noise"):
+            timer.launch_secs()
+        assert timer.launch_secs() == 1e-6
+
+
+def test_negative_launches_are_noise(target, monkeypatch):
+    rounds = [[-1.0, -2.0, 3.0], [-1.0, 4.0], [-5.0]]
+    monkeypatch.setattr(worker, "measure_launch", lambda _: rounds.pop(0))
+    assert worker._launch_samples(target) == [3.0, 4.0]
+    rounds = [[-1.0, -2.0], [1.0, 2.0, 3.0]]
+    assert worker._launch_samples(target) == [-1.0, -2.0, 1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize("kernel", ["add(4)", "endless"], ids=["idle", "hanging"])

@@ -13,8 +13,14 @@ from tvm import relax
 
 from rlflow_tvm import ir
 from rlflow_tvm.frontend import from_onnx, onnxruntime_outputs, random_inputs
+from rlflow_tvm.kernels import as_target, pipeline
 
-_TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
+_TYPES = {
+    "float32": TensorProto.FLOAT,
+    "int32": TensorProto.INT32,
+    "int64": TensorProto.INT64,
+    "bool": TensorProto.BOOL,
+}
 
 
 def _make_model(
@@ -37,26 +43,33 @@ def _make_model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
-def _run(mod: tvm.IRModule, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """What TVM computes, by the build pipeline that schedules nothing: slow, and nobody's but TVM's."""
-    exe = tvm.compile(mod, tvm.target.Target("llvm"), relax_pipeline=relax.get_pipeline("default_build"))
+def _run(mod: tvm.IRModule, inputs: dict[str, np.ndarray], ours: bool = False) -> list[np.ndarray]:
+    """What TVM computes, by the build pipeline that schedules nothing: slow, and nobody's but TVM's; or by `ours`."""
+    target = as_target("llvm") if ours else tvm.target.Target("llvm")
+    exe = tvm.compile(mod, target, relax_pipeline=pipeline(target) if ours else relax.get_pipeline("default_build"))
     args = [tvm.runtime.tensor(inputs[p.name]) for p in mod["main"].params]
     found = relax.VirtualMachine(exe, tvm.cpu())["main"](*args)
     return [found.numpy()] if isinstance(found, tvm.runtime.Tensor) else [f.numpy() for f in found]
 
 
-def _assert_imports_right(model: onnx.ModelProto, tolerance: float = 1e-4, seed: int = 0) -> tvm.IRModule:
-    """Import `model` and hold its outputs against ONNX Runtime's on the original, in parts of their range."""
+def _assert_imports_right(
+    model: onnx.ModelProto, tolerance: float = 1e-4, seed: int = 0, given: dict[str, np.ndarray] | None = None
+) -> tvm.IRModule:
+    """Import `model` and hold its outputs, by TVM's pipeline and by ours, against ONNX Runtime's on the original, in
+    parts of their range. Inputs that are not `given` are drawn."""
     mod = from_onnx(model)
-    inputs = random_inputs(mod, seed)
-    found, expected = _run(mod, inputs), onnxruntime_outputs(model, inputs)
-    assert len(found) == len(expected)
-    for a, b in zip(found, expected, strict=True):
-        assert a.shape == b.shape
-        assert a.dtype == b.dtype
-        spread = float(b.max()) - float(b.min())
-        assert spread > 0 or b.size == 1
-        assert float(np.abs(a.astype(np.float64) - b).max()) <= tolerance * (spread or 1.0)
+    inputs = random_inputs(mod, seed) | (given or {})
+    expected = onnxruntime_outputs(model, inputs)
+    for ours in (False, True):
+        found = _run(mod, inputs, ours)
+        assert len(found) == len(expected)
+        for a, b in zip(found, expected, strict=True):
+            b = np.asarray(b)
+            assert a.shape == b.shape
+            assert a.dtype == b.dtype
+            spread = float(b.max()) - float(b.min())
+            assert spread > 0 or b.size == 1
+            assert float(np.abs(a.astype(np.float64) - b).max()) <= tolerance * (spread or 1.0)
     return mod
 
 

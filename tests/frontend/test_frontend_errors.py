@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import tvm
 from onnx import helper
+from tvm import relax
 
 from rlflow_tvm.errors import FrontendError
-from rlflow_tvm.frontend import from_onnx, onnxruntime_outputs, random_inputs, zoo
+from rlflow_tvm.frontend import from_onnx, import_models, onnxruntime_outputs, random_inputs, zoo
 
 node = helper.make_node
 
@@ -247,10 +249,72 @@ def test_an_old_broadcast_of_an_unknown_operand(make_model) -> None:
     assert "node 'old' (Add)" in _message(lambda: from_onnx(model))
 
 
-def test_inputs_that_cannot_be_drawn(relu: onnx.ModelProto) -> None:
-    assert "'image' has a dynamic shape" in _message(lambda: random_inputs(relu, 0))
+def test_inputs_that_cannot_be_drawn() -> None:
+    image = relax.Var("image", relax.TensorType((tvm.tirx.Var("batch", "int64"), 3), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [image]):
+        with builder.dataflow():
+            output = builder.emit_output(relax.op.nn.relu(image))
+        builder.emit_func_output(output)
+    assert "'image' has a dynamic shape" in _message(lambda: random_inputs(builder.finalize(), 0))
+
+
+def test_shapes_for_several_models(relu: onnx.ModelProto, make_model, tmp_path: Path) -> None:
+    onnx.save(relu, tmp_path / "a.onnx")
+    onnx.save(make_model([node("Relu", ["text"], ["y"])], {"text": ("n", 8)}, ["y"]), tmp_path / "b.onnx")
+    paths = {name: tmp_path / f"{name}.onnx" for name in "ab"}
+    mods = import_models(paths, {"image": (2, 3, 224, 224), "text": (5, 8)})
+    assert [[int(d) for d in mod["main"].params[0].ty.shape] for mod in mods.values()] == [[2, 3, 224, 224], [5, 8]]
+    text = _message(lambda: import_models(paths, {"image": (2, 3, 224, 224), "txt": (5, 8)}))
+    assert "no input 'txt': a has the inputs image; b has the inputs text" in text
 
 
 def test_what_onnxruntime_refuses(relu: onnx.ModelProto) -> None:
     text = _message(lambda: onnxruntime_outputs(relu, {"image": np.zeros((1, 3, 2, 2), np.float32)}))
     assert "ONNX Runtime cannot run the model" in text
+
+
+def _damage_shape(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].dims[0] = 50
+
+
+def _damage_type(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].data_type = 99
+
+
+@pytest.mark.parametrize("damage", [_damage_shape, _damage_type])
+def test_weights_that_cannot_be_read(damage: Callable[[onnx.ModelProto], None], make_model) -> None:
+    model = make_model([node("Add", ["x", "w"], ["y"])], {"x": (2, 3)}, ["y"], {"w": np.ones((2, 3), np.float32)})
+    damage(model)
+    assert "the weight 'w' cannot be read" in _message(lambda: from_onnx(model))
+
+
+def test_a_name_that_is_no_text(make_model, tmp_path: Path) -> None:
+    model = make_model([node("Relu", ["x"], ["y"])], {"x": (2, 3)}, ["y"])
+    (tmp_path / "bad.onnx").write_bytes(model.SerializeToString().replace(b"Relu", b"\xffelu"))
+    assert "bad.onnx: a name in it is no text" in _message(lambda: from_onnx(tmp_path / "bad.onnx"))
+
+
+def test_an_input_that_is_missing(make_model) -> None:
+    model = make_model([node("Concat", ["x", "", "x"], ["y"], axis=0, name="it")], {"x": (2, 3)}, ["y"])
+    assert "node 'it' uses the operator Concat without its input 1" in _message(lambda: from_onnx(model))
+
+
+@pytest.mark.parametrize("wrong", ["gamma", "beta", "mean", "var"])
+@pytest.mark.parametrize("first", ["Conv", "Relu"])
+def test_a_batch_norm_of_other_lengths(first: str, wrong: str, make_model) -> None:
+    names = ["gamma", "beta", "mean", "var"]
+    weights = {name: np.ones(5 if name == wrong else 4, np.float32) for name in names}
+    before = node(first, ["x", "w"] if first == "Conv" else ["x"], ["c"])
+    model = make_model(
+        [before, node("BatchNormalization", ["c", *names], ["y"], name="it")],
+        {"x": (1, 4, 6, 6)},
+        ["y"],
+        {**weights, "w": np.ones((4, 4, 1, 1), np.float32)},
+    )
+    _message(lambda: from_onnx(model))
+
+
+def test_what_tvm_raises_when_a_type_is_wrong(make_model) -> None:
+    model = make_model([node("Gather", ["x", "i"], ["y"], name="it")], {"x": (3, 3)}, ["y"], {"i": np.ones(2)})
+    _message(lambda: from_onnx(model))

@@ -16,6 +16,10 @@ from .conv_tile import accumulator_registers, choose_tile
 from .loops import extent
 from .pool_window import schedule_window
 
+# Writing a plain image out of registers takes a statement for each element of the tile, and LLVM a third of a second
+# for those: only a short reduction gains by it. After a long one the tile goes through memory, channel by channel.
+_FEW_STEPS = 256
+
 
 class Conv2d(CPUScheduleRule):
     """Schedules the functions that hold a convolution of `conv_compute`, with its epilogue.
@@ -86,10 +90,19 @@ def schedule_tile(sch: s_tir.Schedule, conv: SBlockRV, out: SBlockRV, target: Ta
         sch.annotate(column, "pragma_loop_partition_hint", True)
     sch.compute_at(conv, column, preserve_unit_loops=True)
     accumulate(sch, conv, channel_inside=tile.vectors <= tile.pixels)
-    sch.unroll(channel_inner)
-    sch.unroll(column_inner)
-    for loop in lane:
-        sch.vectorize(loop)
+    if lane or _steps(sch, conv) <= _FEW_STEPS:
+        sch.unroll(channel_inner)
+        sch.unroll(column_inner)
+        for loop in lane:
+            sch.vectorize(loop)
+    else:
+        sch.vectorize(column_inner)
+
+
+def _steps(sch: s_tir.Schedule, conv: SBlockRV) -> int:
+    """Products in one element of the result."""
+    axes = sch.get(conv).iter_vars
+    return math.prod(int(axis.dom.extent) for axis in axes if axis.iter_type == tirx.IterVar.CommReduce)
 
 
 def merge_pixels(sch: s_tir.Schedule, out: SBlockRV) -> s_tir.Schedule:

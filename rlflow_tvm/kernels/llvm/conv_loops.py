@@ -19,8 +19,10 @@ def narrowed(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """`func` with 32-bit indices, where its buffers allow that.
 
     TVM's `LoopPartition` looks a marked loop up by its variable, which the lowering of 64-bit indices replaces before.
+    Integers of 64 bits that the function computes with would be narrowed along.
     """
-    types = [param.ty for param in func.params]
+    inner = [buffer.ty for buffer in func.body.block.alloc_buffers]
+    types = [param.ty for param in func.params] + inner
     if any(ty.dtype == "int64" or math.prod(int(d) for d in ty.shape) >= 2**31 for ty in types):
         return func
     return tirx.transform.ForceNarrowIndexToInt32()(IRModule({"main": func}))["main"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # Measured on x86 cores with AVX-512: products and loads that start in one cycle, cycles until a product is there.
 _PRODUCTS = 2.0
@@ -17,11 +17,24 @@ _OVERHEAD = 1.0  # cycles of the loop itself, per step of the reduction
 
 @dataclass(frozen=True)
 class Tile:
-    """`pixels` output pixels by `vectors` packed channel vectors, in `chunks` equal parts of the pixels."""
+    """`pixels` output pixels by `vectors` packed channel vectors, in `chunks` equal parts of the pixels.
+
+    `cycles`: what a step of the reduction takes over all tiles of a core.
+    """
 
     pixels: int
     vectors: int
     chunks: int = 1
+    cycles: float = field(default=0.0, compare=False)
+
+
+class ConvCost:
+    """What the estimates of all convolutions assume of the caches, in bytes and in cycles of a core."""
+
+    FIRST_CACHE = 40 << 10
+    SECOND_CACHE = 3 << 19
+    SECOND_LINE = 2.2  # cycles for a line from the second cache
+    FAR_BYTE = 0.1  # cycles for a byte from beyond it, or to there, in long runs
 
 
 def accumulator_registers(lanes: int) -> int:
@@ -64,5 +77,5 @@ def choose_tile(
             if tail:
                 cost *= _TAIL
             if cost < best_cost:
-                best, best_cost = Tile(size, count, parts), cost
+                best, best_cost = Tile(size, count, parts, cost), cost
     return best

@@ -16,6 +16,7 @@ from .conv_loops import fold_epilogue
 from .elementwise import schedule_map
 from .loops import block_kinds, extent, leaf_blocks
 from .matmul_legalize import PANEL_ATTR
+from .matmul_packed import schedule_packed
 from .matmul_tile import choose_tile
 
 _PARALLEL_WORK = 65536  # multiply-adds below which starting threads costs more than they save
@@ -54,7 +55,10 @@ class Matmul(CPUScheduleRule):
         for block in blocks[:position]:
             schedule_map(sch, block, target)
         out = fold_epilogue(sch, reducing[0])
-        schedule_tile(sch, reducing[0], out, product, target)
+        if product.panel is not None:
+            schedule_packed(sch, reducing[0], out, target)
+        else:
+            schedule_tile(sch, reducing[0], out, product, target)
         return sch
 
 
@@ -100,9 +104,6 @@ def schedule_tile(sch: s_tir.Schedule, block: SBlockRV, out: SBlockRV, product: 
     width = extent(sch, column)
     lanes = min(vector_lanes(target), width)
     rows, vectors = choose_tile(height, width, lanes)
-    if product.panel is not None:
-        lanes = vector_lanes(target)
-        vectors = int(axes[product.column].dom.extent) // lanes
     column, *tile = sch.split(column, [None, vectors, lanes])
     outer = [loop for i, loop in enumerate(others) if i != product.row] + [column]
     if row is not None:

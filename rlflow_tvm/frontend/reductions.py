@@ -1,0 +1,71 @@
+"""Converters of reductions: `noop_with_empty_axes` as the standard means it, booleans, and norms over all axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import tvm
+from tvm import relax
+
+Converter = Callable[[relax.BlockBuilder, list, Mapping, int], relax.Expr | None]
+
+
+def _axes(inputs: list, attrs: Mapping) -> list[int]:
+    """The axes to reduce, from the attribute or the second input; none where neither names any."""
+    given = inputs[1] if len(inputs) > 1 else None
+    if given is None:
+        return [int(axis) for axis in attrs.get("axes", ())]
+    if not isinstance(given, tvm.ir.GenericConst):
+        raise ValueError("its axes are computed at run time, only constant ones are supported")
+    return [int(axis) for axis in given.value.numpy().ravel()]
+
+
+def _noop(elementwise: Callable[[relax.Expr], relax.Expr]) -> Converter:
+    """Where nothing is to be reduced, what the operator does to each element is left: TVM forgets that too."""
+
+    def convert(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+        if not attrs.get("noop_with_empty_axes", 0) or _axes(inputs, attrs):
+            return None
+        return elementwise(inputs[0])
+
+    return convert
+
+
+def _extremum(op: Callable[..., relax.Expr]) -> Converter:
+    """Of booleans by way of integers: TVM knows no least and greatest boolean."""
+
+    def convert(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+        if str(inputs[0].ty.dtype.dtype) != "bool":
+            return None
+        axes = _axes(inputs, attrs)
+        if not axes and attrs.get("noop_with_empty_axes", 0):
+            return inputs[0]
+        found = op(relax.op.astype(inputs[0], "int8"), axes or None, bool(attrs.get("keepdims", 1)))
+        return relax.op.astype(found, "bool")
+
+    return convert
+
+
+def _rms_norm(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    """x / sqrt(mean(x^2) + epsilon) * scale over all axes, which TVM's kernel cannot; over others by TVM."""
+    data, scale = inputs[0], inputs[1]
+    rank = len(data.ty.shape)
+    if attrs.get("axis", -1) % rank:
+        return None
+    dtype = str(data.ty.dtype.dtype)
+    stash = "float32" if attrs.get("stash_type", 1) == 1 else dtype
+    x = relax.op.astype(data, stash)
+    mean = relax.op.mean(relax.op.multiply(x, x), list(range(rank)), keepdims=True)
+    inverse = relax.op.rsqrt(relax.op.add(mean, relax.const(attrs.get("epsilon", 1e-5), stash)))
+    return relax.op.multiply(relax.op.astype(relax.op.multiply(x, inverse), dtype), scale)
+
+
+REDUCTIONS: dict[str, Converter] = {
+    "RMSNormalization": _rms_norm,
+    "ReduceL1": _noop(relax.op.abs),
+    "ReduceL2": _noop(relax.op.abs),
+    "ReduceLogSum": _noop(relax.op.log),
+    "ReduceMax": _extremum(relax.op.max),
+    "ReduceMin": _extremum(relax.op.min),
+    "ReduceSumSquare": _noop(lambda x: relax.op.multiply(x, x)),
+}

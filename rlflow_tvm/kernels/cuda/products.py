@@ -1,0 +1,71 @@
+"""Which kernels are matrix products, how large, and the tile of the result that a thread block computes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tvm import s_tir, tirx
+from tvm.s_tir.dlight.gpu.matmul import IterKind, detect_iter_traits, get_reduction_blocks
+from tvm.s_tir.schedule import SBlockRV
+from tvm.target import Target
+
+from ..llvm.loops import leaf_blocks
+
+_PROCESSORS = {"sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90": 132}  # streaming multiprocessors: A100, H100, ...
+_DEFAULT_PROCESSORS = 108
+
+
+@dataclass(frozen=True)
+class Product:
+    """C[batch, rows, columns] += A[batch, rows, depth] * B[batch, columns, depth], axes of the block fused so."""
+
+    batch: int
+    rows: int
+    columns: int
+    depth: int
+    factors: tuple[str, str]
+    """The dtypes of A and B."""
+    result: str
+    """The dtype of C."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows and columns of the result that a thread block computes, and the share of the peak rate it is good for.
+
+    The shares are a guess from how often an operand is used once it is in shared memory; they only order the tiles.
+    """
+
+    rows: int
+    columns: int
+    share: float
+
+
+def find_product(sch: s_tir.Schedule) -> tuple[SBlockRV, Product] | None:
+    """The only reducing block and its sizes, or None where it is no matrix product of static shape."""
+    blocks = leaf_blocks(sch)
+    reducing = get_reduction_blocks(sch, blocks) if blocks else None
+    if not reducing:
+        return None
+    stmt = sch.get(reducing[0])
+    traits = detect_iter_traits(stmt)
+    if traits is None or not all(isinstance(trait.extent, tirx.IntImm) for trait in traits[3]):
+        return None
+    sizes = {
+        kind: math.prod(int(trait.extent) for trait in traits[3] if trait.kind == kind)
+        for kind in (IterKind.kIter_S, IterKind.kIter_I, IterKind.kIter_J, IterKind.kIter_K)
+    }
+    left, right = (str(region.source.dtype) for region in stmt.reads)
+    return reducing[0], Product(*sizes.values(), (left, right), str(stmt.writes[0].source.dtype))
+
+
+def choose_tile(product: Product, tiles: tuple[Tile, ...], target: Target) -> Tile:
+    """The tile with the least estimated time: rounds of tiles over the processors, times work over share of the rate."""
+    processors = _PROCESSORS.get(str(target.attrs.get("arch", "")).rstrip("af"), _DEFAULT_PROCESSORS)
+
+    def secs(tile: Tile) -> float:
+        blocks = product.batch * math.ceil(product.rows / tile.rows) * math.ceil(product.columns / tile.columns)
+        return math.ceil(blocks / processors) * tile.rows * tile.columns / tile.share
+
+    return min(tiles, key=secs)

@@ -1,0 +1,145 @@
+"""Rules that give each output element, or a short vector of them, a thread: what dlight has only a fallback for."""
+
+from __future__ import annotations
+
+import math
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target
+
+from ..llvm.loops import block_kinds, extent, fuse_all, inline_producers, leaf_blocks, own_loops
+
+THREADS = 256  # of a block: enough to hide the latency of memory, few enough for small outputs to reach every processor
+_VECTOR_BYTES = 16  # the widest load and store
+_VECTOR_OUTPUTS = 1 << 16  # elements below which vectors leave processors idle
+_SHORT_REDUCTION = 256  # terms that one thread may sum alone
+_MANY_OUTPUTS = 1 << 15  # outputs that fill the machine with one thread each
+
+
+class Elementwise(GPUScheduleRule):
+    """Mapping blocks: producers are inlined, and a thread computes an element of each output, or a vector of them."""
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """The scheduled function, or None where a block is no plain mapping."""
+        sch = s_tir.Schedule(func)
+        blocks = leaf_blocks(sch)
+        if not blocks or any(set(block_kinds(sch, block)) - {"S"} for block in blocks):
+            return None
+        for block in inline_producers(sch, blocks):
+            bind(sch, _loops(sch, block), vector_width(sch, block))
+        return sch
+
+
+class ThreadReduction(GPUScheduleRule):
+    """One reduction, each output summed by one thread in a register, with what comes before and after it.
+
+    For windows: pools, depthwise convolutions, short sums over many outputs. With `always` for any reduction.
+    """
+
+    def __init__(self, always: bool = False) -> None:
+        self._always = always
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """The scheduled function, or None where it is not one reduction among mapping blocks, or too long a one."""
+        sch = s_tir.Schedule(func)
+        blocks = leaf_blocks(sch)
+        kinds = [block_kinds(sch, block) for block in blocks]
+        reducing = [i for i, kind in enumerate(kinds) if "R" in kind]
+        if len(reducing) != 1 or any("O" in kind for kind in kinds):
+            return None
+        (position,) = reducing
+        block = blocks[position]
+        if not self._always and not is_short(sch, block):
+            return None
+        for before in blocks[:position]:
+            sch.compute_inline(before)
+        after = inline_producers(sch, blocks[position + 1 :])
+        if len(after) > 1:
+            return None
+        if after:
+            sch.set_scope(block, 0, "local")
+            (out,) = after
+        else:
+            out = sch.cache_write(block, 0, "local")
+        loops = own_loops(sch, block)
+        spatial = [loop for loop, kind in zip(loops, kinds[position], strict=True) if kind == "S"]
+        summed = [loop for loop, kind in zip(loops, kinds[position], strict=True) if kind == "R"]
+        sch.reorder(*spatial, *summed)
+        thread = bind(sch, spatial or [sch.add_unit_loop(summed[0])], 1)
+        # the reduction stays where it is: moved under the loops of `out`, its axes could not be proved apart any more
+        sch.reverse_compute_at(out, thread, preserve_unit_loops=True)
+        sch.decompose_reduction(block, summed[0])
+        return sch
+
+
+def is_short(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether one thread an output is enough for the reduction `block`."""
+    kinds = block_kinds(sch, block)
+    extents = [iv.dom.extent for iv in sch.get(block).iter_vars]
+    if not all(isinstance(e, tirx.IntImm) for e in extents):
+        return False  # the window's size depends on the output, as in an adaptive pool
+    terms = math.prod(int(e) for e, kind in zip(extents, kinds, strict=True) if kind == "R")
+    outputs = math.prod(int(e) for e, kind in zip(extents, kinds, strict=True) if kind == "S")
+    return terms <= _SHORT_REDUCTION and (terms <= 32 or outputs >= _MANY_OUTPUTS)
+
+
+def bind(sch: s_tir.Schedule, loops: list[LoopRV], vector: int) -> LoopRV:
+    """All of `loops` as one over blocks, threads and, where it is more than 1, vectors of `vector` elements.
+
+    The loop over threads.
+    """
+    fused = fuse_all(sch, loops)
+    threads = min(THREADS, 1 << max(5, (extent(sch, fused) // vector - 1).bit_length()))
+    if vector > 1:
+        block, thread, lane = sch.split(fused, [None, threads, vector])
+        sch.vectorize(lane)
+    else:
+        block, thread = sch.split(fused, [None, threads])
+    sch.bind(block, "blockIdx.x")
+    sch.bind(thread, "threadIdx.x")
+    return thread
+
+
+def vector_width(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    """Elements that a thread of a mapping block may load and store at once: 1 unless all lie side by side."""
+    stmt = sch.get(block)
+    if not stmt.iter_vars or not isinstance(stmt.body, tirx.BufferStore):
+        return 1
+    last = stmt.iter_vars[-1]
+    accesses = [list(stmt.body.indices)]
+    dtypes = [str(stmt.body.buffer.dtype)]
+    plain = [True]
+
+    def note_load(load: tvm.ir.TensorLoad) -> None:
+        accesses.append(list(load.indices))
+        dtypes.append(str(load.source.dtype))
+
+    def note_call(call: tvm.ir.Call) -> None:
+        if getattr(call.op, "name", "") == "tirx.if_then_else":
+            plain[0] = False  # lanes may take different ways
+
+    tvm_ffi.structural_walk(stmt.body.value, [(tvm.ir.TensorLoad, note_load), (tvm.ir.Call, note_call)])
+    outputs = math.prod(int(axis.dom.extent) for axis in stmt.iter_vars)
+    widest = max(tvm.DataType(dtype).itemsize for dtype in dtypes)
+    width = _VECTOR_BYTES // widest
+    if "bool" in dtypes or not plain[0] or outputs < _VECTOR_OUTPUTS or int(last.dom.extent) % width:
+        return 1
+    return width if all(_side_by_side(indices, last.var) for indices in accesses) else 1
+
+
+def _side_by_side(indices: list[tvm.ir.Expr], axis: tirx.Var) -> bool:
+    """Whether neighbours along `axis` are neighbours in memory, or the same element."""
+    outer = indices[:-1]
+    if any(axis.same_as(var) for index in outer for var in tirx.analysis.undefined_vars(index)):
+        return False
+    if not indices or indices[-1].same_as(axis):
+        return True
+    return not any(axis.same_as(var) for var in tirx.analysis.undefined_vars(indices[-1]))
+
+
+def _loops(sch: s_tir.Schedule, block: SBlockRV) -> list[LoopRV]:
+    return sch.get_loops(block) or [sch.add_unit_loop(block)]

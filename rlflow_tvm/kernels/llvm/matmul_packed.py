@@ -1,0 +1,84 @@
+"""The schedule of a product with packed weights: blocks for the caches around the register tile."""
+
+from __future__ import annotations
+
+import math
+
+from tvm import s_tir
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target
+
+from ..target import num_cores, vector_lanes
+from .loops import extent, fuse_all, own_loops
+from .matmul_prefetch import PREFETCH_ATTR, Prefetch
+from .matmul_tile import choose_blocks, choose_tile
+
+_CHUNK = 64  # steps of the reduction between two bursts of prefetches; the sums go to the first cache and back
+_UNROLL = 4
+_MOST_LINES = 32  # prefetched at a time
+_PARALLEL_WORK = 65536  # multiply-adds below which starting threads costs more than they save
+
+
+def schedule_packed(sch: s_tir.Schedule, block: SBlockRV, out: SBlockRV, target: Target) -> None:
+    """Schedule `block`, axes (..., row, panel, column, depth), and the block `out` that reads its result.
+
+    From the outside: tasks in parallel; blocks of the depth; panels; tiles of rows; chunks of the depth; the tile.
+    With an undivided depth every tile is a task, and `out` is computed under it.
+    """
+    axes = [int(axis.dom.extent) for axis in sch.get(block).iter_vars]
+    *batches, height, panels, width, depth = axes
+    lanes, cores = vector_lanes(target), num_cores(target)
+    vectors = width // lanes
+    rows, _ = choose_tile(height, panels * width, lanes)
+    blocks = choose_blocks(height, depth, panels, rows, cores, math.prod(batches))
+    *outer, row, column = sch.get_loops(out)
+    # where one panel is enough, the split gives a unit loop
+    panel, vector, lane = sch.split(column, [None, vectors, lanes])
+    row_block, tile, tile_row = sch.split(row, [None, -(-blocks.rows // rows), rows])
+    divided = blocks.depth < depth
+    if divided:
+        group, panel = sch.split(panel, [None, blocks.panels])
+        sch.reorder(*outer, row_block, group, panel, tile, tile_row, vector, lane)
+        task = fuse_all(sch, [*outer, row_block, group])
+    else:
+        sch.reorder(row_block, panel, *outer, tile, tile_row, vector, lane)
+        task = fuse_all(sch, [row_block, panel, *outer, tile])
+    if math.prod(axes) > _PARALLEL_WORK and cores > 1:
+        sch.parallel(task)
+    sch.unroll(tile_row)
+    sch.unroll(vector)
+    sch.vectorize(lane)
+    sch.compute_at(block, task, preserve_unit_loops=True)
+    tiles = math.prod(batches) * -(-blocks.rows // rows)
+    loops = own_loops(sch, block)
+    *batch, row, panel, column, reduced = loops
+    around: list[LoopRV] = []
+    if divided:
+        depth_block, reduced = sch.split(reduced, [None, blocks.depth])
+        tile, row = sch.split(row, [None, rows])
+        around = [depth_block, *batch, panel, tile]
+        batch, panel = [], None
+        tiles = -(-blocks.rows // rows)
+    chunk, turn, step = _split_depth(sch, reduced, blocks.depth)
+    vector, lane = sch.split(column, [vectors, lanes])
+    inner = [step, *batch, row, *([panel] if panel is not None else []), vector]
+    sch.reorder(*around, chunk, turn, *inner, lane)
+    for loop in inner:
+        sch.unroll(loop)
+    sch.vectorize(lane)
+    if tiles > 1:
+        chunks = extent(sch, chunk)
+        lines = -(-blocks.depth * width // 16 // (tiles * chunks))
+        prefetch = Prefetch(
+            min(lines, _MOST_LINES), chunks, blocks.depth, rows, blocks.rows, blocks.panels if divided else 0
+        )
+        sch.annotate(chunk, PREFETCH_ATTR, prefetch.fields())
+    sch.decompose_reduction(block, around[0] if around else chunk)
+
+
+def _split_depth(sch: s_tir.Schedule, reduced: LoopRV, depth: int) -> tuple[LoopRV, LoopRV, LoopRV]:
+    """The reduced loop as chunks, turns and steps."""
+    unroll = _UNROLL if depth >= 2 * _UNROLL else 1
+    chunk = min(_CHUNK, -(-depth // unroll) * unroll)
+    chunks, turn, step = sch.split(reduced, [None, chunk // unroll, unroll])
+    return chunks, turn, step

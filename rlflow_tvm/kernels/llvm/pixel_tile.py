@@ -1,0 +1,103 @@
+"""How many channels and vectors of pixels one register tile of a pixel convolution holds, and what that costs.
+
+The model counts cycles of one core. A step of the reduction multiplies a column of weights with a row of pixels: it
+takes as long as its products, its loads, the latency of a sum, or the pixels' way from the second cache, whichever is
+longest. To that comes what is read and written beyond the second cache. Its constants were fitted to pointwise
+convolutions of SqueezeNet, ResNet-50 and Inception-v3 on an x86 server core with AVX-512.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .conv_tile import ConvCost, accumulator_registers
+
+_LATENCY = 4.0  # cycles until a sum may be added to again
+_LOOP = 0.5  # cycles of the loop itself, per step
+_ACROSS = 1.5  # loads for a vector of which about half lie across two cache lines
+_TILE = 40.0  # cycles to begin and end a tile
+_WORKSPACE = 400.0  # cycles more where TVM does not keep the tile's sums on the stack
+_STACK_BYTES = 1024  # from this size on it does not
+_SHORT_RUNS = 2.0  # how much longer a byte of the data takes that is read in runs of one vector
+_OUT_OF_ORDER = 2.0  # how much longer a byte of the output takes that is written in short runs, row after row
+_MAX_ROWS = 16
+_MAX_VECTORS = 6
+_FEW_CHANNELS = 8  # below this, rows need not divide the channels: the last tile would be most of them
+
+
+@dataclass(frozen=True)
+class PixelTile:
+    """`rows` output channels by `vectors` vectors of pixels.
+
+    `channels_outside`: the tiles of one row of channels are computed one after the other, so that the output is written
+    in its order and the data re-read from the second cache; otherwise those of one column of pixels, for data that does
+    not fit there.
+    """
+
+    rows: int
+    vectors: int
+    channels_outside: bool
+    cycles: float
+
+
+@dataclass(frozen=True)
+class PixelProduct:
+    """`batch` products of (channels, depth) weights by (depth, pixels) data, float32."""
+
+    batch: int
+    channels: int
+    depth: int
+    pixels: int
+
+    def tile(self, lanes: int, cores: int) -> PixelTile:
+        """The tile with the fewest cycles on `cores` cores with vectors of `lanes` floats."""
+        budget = accumulator_registers(lanes)
+        outside = self._image() <= max(ConvCost.SECOND_CACHE, self._weights())
+        tiles = [
+            PixelTile(rows, vectors, outside, self._cycles(rows, vectors, outside, lanes, cores))
+            for rows in range(1, min(self.channels, _MAX_ROWS, budget) + 1)
+            if self.channels % rows == 0 or self.channels < _FEW_CHANNELS or rows == _FEW_CHANNELS
+            for vectors in range(1, min(-(-self.pixels // lanes), _MAX_VECTORS, budget // rows) + 1)
+        ]
+        return min(tiles, key=lambda tile: tile.cycles)
+
+    def _cycles(self, rows: int, vectors: int, outside: bool, lanes: int, cores: int) -> float:
+        width = vectors * lanes
+        near = self.depth * (self.pixels if outside else width) * 4 <= ConvCost.FIRST_CACHE
+        whole, tail = divmod(self.pixels, width)
+        each = _TILE + (_WORKSPACE if rows * width * 4 >= _STACK_BYTES else 0.0)
+        column = whole * (self.depth * self._step(rows, width, lanes, near) + each)
+        if tail:
+            column += self.depth * self._step(rows, tail, lanes, near) + each
+        blocks = self.batch * -(-self.channels // rows)
+        columns = whole + (tail > 0)
+        turns = -(-blocks * columns // cores)  # threads get equal numbers of tiles
+        return column / columns * turns + self._traffic(blocks, columns, vectors, outside, cores)
+
+    def _step(self, rows: int, pixels: int, lanes: int, near: bool) -> float:
+        whole, tail = divmod(pixels, lanes)
+        vectors = whole + (tail > 0)
+        across = self.pixels % lanes > 0  # then rows begin anywhere in a line
+        loads = rows + whole * (_ACROSS if across else 1.0) + (3.0 if tail > 1 else tail)
+        lines = 0 if near else vectors + across
+        return max(rows * vectors / 2, loads / 2, _LATENCY, lines * ConvCost.SECOND_LINE) + _LOOP
+
+    def _traffic(self, blocks: int, columns: int, vectors: int, outside: bool, cores: int) -> float:
+        """Cycles of a core for what comes from beyond the second cache and goes there."""
+        runs = 1 + _SHORT_RUNS / vectors
+        image, output = self.batch * self._image() * runs, self.batch * self.channels * self.pixels * 4
+        if outside:
+            readers = min(cores, blocks // self.batch)
+            passes = 1.0 if self._image() <= ConvCost.SECOND_CACHE else blocks / self.batch / readers
+            # the second core to read a line finds it nearer
+            return ConvCost.FAR_BYTE * (image * passes * (1 + readers) / 2 + self._weights() + output) / cores
+        passes = 1.0 if self._weights() <= ConvCost.SECOND_CACHE else columns / cores
+        return ConvCost.FAR_BYTE * (self._weights() * passes + (image + _OUT_OF_ORDER * output) / cores)
+
+    def _image(self) -> int:
+        """Bytes of one image."""
+        return 4 * self.depth * self.pixels
+
+    def _weights(self) -> int:
+        """Bytes of the weights."""
+        return 4 * self.channels * self.depth

@@ -1,0 +1,69 @@
+"""The schedule rule of pixel convolutions: a register tile of channels by vectors of pixels."""
+
+from __future__ import annotations
+
+from tvm import s_tir, tirx
+from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
+from tvm.s_tir.schedule import SBlockRV
+from tvm.target import Target
+
+from ..target import vector_lanes
+from .conv import merge_pixels
+from .conv_compute import PAD_ATTR
+from .conv_loops import fold_epilogue, marked_blocks, schedule_pad
+from .elementwise import schedule_map
+from .loops import own_loops
+from .pixel_conv import PIXELS_ATTR
+
+
+class PixelConv(CPUScheduleRule):
+    """Schedules the functions that hold a convolution of `pixel_conv`, with what is fused to it."""
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """The scheduled function, or None where `func` holds no convolution of this form."""
+        sch = s_tir.Schedule(func)
+        products = marked_blocks(sch, PIXELS_ATTR)
+        if len(products) != 1:
+            return None
+        before = _maps_before(sch, products[0])
+        sch = merge_pixels(sch, fold_epilogue(sch, products[0]))
+        (conv,) = marked_blocks(sch, PIXELS_ATTR)
+        (out,) = sch.get_consumers(conv)
+        schedule_tile(sch, conv, out, target)
+        for name in before:
+            schedule_map(sch, sch.get_sblock(name), target)
+        for pad in marked_blocks(sch, PAD_ATTR):
+            schedule_pad(sch, pad)
+        return sch
+
+
+def _maps_before(sch: s_tir.Schedule, conv: SBlockRV) -> list[str]:
+    """The names of the blocks before `conv` that are no part of the convolution."""
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    position = next(i for i, block in enumerate(blocks) if sch.get(block).same_as(sch.get(conv)))
+    return [sch.get(b).name_hint for b in blocks[:position] if PAD_ATTR not in sch.get(b).annotations]
+
+
+def schedule_tile(sch: s_tir.Schedule, conv: SBlockRV, out: SBlockRV, target: Target) -> None:
+    """Tiles `out` (N, C, pixels), computes `conv` (N, tile, row, pixels) under each tile, keeps it in registers."""
+    lanes = vector_lanes(target)
+    _, _, rows, _ = (int(d) for d in sch.get(conv).writes[0].source.shape)
+    vectors, outside = (int(value) for value in sch.get(conv).annotations[PIXELS_ATTR])
+    batch, channel, pixel = own_loops(sch, out)
+    channel, row = sch.split(channel, [None, rows])
+    pixel, vector, lane = sch.split(pixel, [None, vectors, lanes])
+    order = (channel, pixel) if outside else (pixel, channel)
+    sch.reorder(batch, *order, row, vector, lane)
+    task = sch.fuse(batch, *order)
+    sch.parallel(task)
+    sch.unroll(row)
+    sch.unroll(vector)
+    sch.vectorize(lane)
+    sch.compute_at(conv, task, preserve_unit_loops=True)
+    batch, block, row, pixel, depth = own_loops(sch, conv)
+    vector, lane = sch.split(pixel, [vectors, lanes])
+    sch.reorder(depth, batch, block, row, vector, lane)
+    for loop in (batch, block, row, vector):
+        sch.unroll(loop)
+    sch.vectorize(lane)
+    sch.decompose_reduction(conv, depth)

@@ -1,0 +1,47 @@
+"""The CPU's schedule rules in the order in which they are tried."""
+
+from __future__ import annotations
+
+from tvm import s_tir, tirx
+from tvm.s_tir.dlight.base import ScheduleRule
+from tvm.target import Target
+
+from .conv import Conv2d
+from .elementwise import Elementwise, Fallback
+from .matmul import Matmul
+from .matmul_prefetch import insert_prefetches
+from .pixels import PixelConv
+from .pool import Pool2d
+from .reduction import Reduction
+from .tails import peel_tails
+from .vector_math import vectorisable_math
+from .winograd import Winograd
+
+# the most special first; Fallback takes whatever is left
+RULES: dict[str, ScheduleRule] = {
+    "winograd": Winograd(),
+    "conv2d": Conv2d(),
+    "conv2d_pixels": PixelConv(),
+    "pool2d": Pool2d(),
+    "matmul": Matmul(),
+    "reduction": Reduction(),
+    "elementwise": Elementwise(),
+    "fallback": Fallback(),
+}
+
+_OWN_TAILS = frozenset({"winograd", "conv2d", "pool2d"})  # these see to their last tiles themselves
+
+
+def schedule(func: tirx.PrimFunc, target: Target) -> tuple[str, tirx.PrimFunc] | None:
+    """The name of the first rule that takes `func`, and what it makes of it; None where none does."""
+    func = vectorisable_math(func)
+    for name, rule in RULES.items():
+        try:
+            found = rule.apply(func, target, False)
+        except s_tir.ScheduleError:
+            # a primitive proves each of its steps and refuses the others: the kernel is none of this rule's
+            continue
+        if found is not None:
+            scheduled = found.mod["main"]
+            return name, scheduled if name in _OWN_TAILS else insert_prefetches(peel_tails(scheduled))
+    return None

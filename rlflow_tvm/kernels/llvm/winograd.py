@@ -1,0 +1,103 @@
+"""The schedule rule of Winograd convolutions: their loop nest is written out, with the blocks behind as epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
+from tvm.s_tir.schedule import SBlockRV
+from tvm.target import Target
+from tvm.tirx.stmt import Stmt
+
+from ..target import vector_lanes
+from .conv_loops import marked_blocks, narrowed
+from .elementwise import schedule_map
+from .emit import Emitter, Index
+from .loops import leaf_blocks
+from .winograd_legalize import WINOGRAD_ATTR, root_block
+from .winograd_nest import Finish, Nest
+from .winograd_plan import Plan
+
+
+class Winograd(CPUScheduleRule):
+    """Schedules the functions that hold a convolution of `winograd_legalize`, with its epilogue."""
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """The scheduled function, or None where `func` holds no convolution of this form."""
+        sch = s_tir.Schedule(narrowed(func))
+        marked = marked_blocks(sch, WINOGRAD_ATTR)
+        if len(marked) != 1:
+            return None
+        (output,) = marked
+        (product,) = sch.get_producers(output)
+        transformed = next(b for b in sch.get_producers(product))
+        own = [sch.get(block) for block in (transformed, product, output)]
+        before = _inline(sch, own, transformed)
+        for block in before:
+            schedule_map(sch, block, target)
+        return s_tir.Schedule(_written(sch, own, [sch.get(block) for block in before], vector_lanes(target)))
+
+
+def _inline(sch: s_tir.Schedule, own: list[s_tir.SBlock], transformed: SBlockRV) -> list[SBlockRV]:
+    """Inline the element-wise blocks into the last one; those that the convolution reads stay, and are returned."""
+    read = [sch.get(block) for block in sch.get_producers(transformed)]
+    before = []
+    for block in leaf_blocks(sch):
+        stmt = sch.get(block)
+        if any(stmt.same_as(other) for other in own):
+            continue
+        if any(stmt.same_as(other) for other in read):
+            before.append(block)
+        elif sch.get_consumers(block):
+            sch.compute_inline(block)
+            read = [sch.get(b) for b in sch.get_producers(transformed)]
+    return before
+
+
+def _written(sch: s_tir.Schedule, own: list[s_tir.SBlock], before: list[s_tir.SBlock], lanes: int) -> tirx.PrimFunc:
+    """The function with the nests of the convolution and its epilogue replaced by the written one."""
+    func = sch.mod["main"]
+    root = func.body.block
+    nests = list(root.body.seq)
+    transformed, product, output = own
+    last = sch.get(leaf_blocks(sch)[-1])
+    convolved = output.writes[0].source
+    plan = Plan(*(int(number) for number in output.annotations[WINOGRAD_ATTR]))
+    taps = next(r.source for r in product.reads if not r.source.same_as(transformed.writes[0].source))
+    shape = tuple(int(extent) for extent in convolved.shape)
+    nest = Nest(plan, transformed.reads[0].source, taps, shape, lanes)
+    emit = Emitter()
+    kept = nests[: len(before)]
+    for stmt in kept:
+        emit.add(stmt)
+    nest.emit(emit, _finish(last, output))
+    used = [buffer for block in before for region in block.writes for buffer in [region.source]]
+    held = [b for b in root.alloc_buffers if any(b.same_as(other) for other in used)]
+    return func.with_body(root_block(emit.statement(), [*held, *emit.buffers]))
+
+
+def _finish(last: s_tir.SBlock, output: s_tir.SBlock) -> Finish:
+    """What stores one output: the body of the last block, or a plain store where that is the convolution's own."""
+    convolved = output.writes[0].source
+    if last.same_as(output):
+        return lambda index, value: tirx.BufferStore(convolved, value, list(index))
+    axes = [axis.var for axis in last.iter_vars]
+
+    def finish(index: Sequence[Index], value: tvm.ir.Expr) -> Stmt:
+        def replaced(load: tvm.ir.TensorLoad) -> tvm.ir.Expr:
+            return value if load.source.same_as(convolved) else load
+
+        body = tvm_ffi.structural_map(last.body, (tvm.ir.TensorLoad, replaced))
+        return _with_axes(body, axes, index)
+
+    return finish
+
+
+def _with_axes(stmt: Stmt, axes: Sequence[tirx.Var], index: Sequence[Index]) -> Stmt:
+    def value(var: tirx.Var) -> Index:
+        return next((i for axis, i in zip(axes, index, strict=True) if axis.same_as(var)), var)
+
+    return tvm_ffi.structural_map(stmt, (tirx.Var, value))

@@ -1,0 +1,181 @@
+"""Operators that TVM's importer or its kernels get wrong: converted here, or refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from rlflow_tvm.errors import FrontendError
+from rlflow_tvm.frontend import from_onnx
+
+node = helper.make_node
+_SHAPE = (2, 3, 4, 5)
+
+
+def _array(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+_SCALES = np.array([1, 1, 1.5, 1.2], np.float32)
+_OLD = {
+    "upsample-7": (7, [node("Upsample", ["x"], ["y"], scales=[1.0, 1.0, 1.5, 1.2])], {}),
+    "upsample-7-linear": (7, [node("Upsample", ["x"], ["y"], scales=[1.0, 1.0, 2.0, 3.0], mode="linear")], {}),
+    "upsample-9": (9, [node("Upsample", ["x", "s"], ["y"])], {"s": _SCALES}),
+    "resize-10": (10, [node("Resize", ["x", "s"], ["y"])], {"s": _SCALES}),
+    "resize-10-linear": (10, [node("Resize", ["x", "s"], ["y"], mode="linear")], {"s": _SCALES}),
+    "topk-9": (9, [node("TopK", ["x"], ["y", "i"], k=2, axis=2)], {}),
+    "topk-10": (10, [node("TopK", ["x", "k"], ["y", "i"])], {"k": np.array([2])}),
+    "slice-9": (9, [node("Slice", ["x"], ["y"], starts=[1, -3], ends=[3, -1], axes=[1, 3])], {}),
+    "softmax-8": (8, [node("Softmax", ["x"], ["y"], axis=1)], {}),
+    "hardmax-8": (8, [node("Hardmax", ["x"], ["y"], axis=1)], {}),
+    "squeeze-10": (10, [node("ReduceSum", ["x"], ["s"], axes=[1]), node("Squeeze", ["s"], ["y"], axes=[1])], {}),
+}
+
+
+@pytest.mark.parametrize("name", sorted(_OLD))
+def test_old_operator_sets(name: str, make_model, assert_imports_right) -> None:
+    opset, nodes, weights = _OLD[name]
+    assert_imports_right(make_model(nodes, {"x": _SHAPE}, ["y"], weights, opset))
+
+
+def test_slopes_of_old_operator_sets_are_by_channel(make_model, run) -> None:
+    model = make_model([node("PRelu", ["x", "s"], ["y"])], {"x": _SHAPE}, ["y"], {"s": _array(3)}, 6)
+    x = _array(*_SHAPE)
+    (found,) = run(from_onnx(model), {"x": x}, ours=True)
+    np.testing.assert_allclose(found, np.where(x < 0, x * _array(3).reshape(3, 1, 1), x), rtol=1e-5)
+
+
+_PADS = np.array([0, 0, 1, 2] * 2)
+_EQUATION = "bcij,cj->bi"
+_OPERATORS = {
+    "resize-sizes": ([node("Resize", ["x", "", "", "n"], ["y"], mode="linear")], {"n": np.array([2, 3, 7, 3])}),
+    "resize-empty-scales": (
+        [node("Resize", ["x", "r", "s", "n"], ["y"])],
+        {"r": np.empty(0, np.float32), "s": np.empty(0, np.float32), "n": np.array([2, 3, 7, 3])},
+    ),
+    "l1-noop": ([node("ReduceL1", ["x"], ["y"], noop_with_empty_axes=1)], {}),
+    "l2-noop": ([node("ReduceL2", ["x"], ["y"], noop_with_empty_axes=1)], {}),
+    "l2": ([node("ReduceL2", ["x", "a"], ["y"], noop_with_empty_axes=1)], {"a": np.array([1])}),
+    "sum-square-noop": ([node("ReduceSumSquare", ["x"], ["y"], noop_with_empty_axes=1)], {}),
+    "tile": ([node("Tile", ["x", "r"], ["y"])], {"r": np.array([1, 2, 1, 3])}),
+    "einsum": ([node("Einsum", ["x", "w"], ["y"], equation=_EQUATION)], {"w": _array(3, 5)}),
+    "pad-reflect": ([node("Pad", ["x", "p"], ["y"], mode="reflect")], {"p": _PADS}),
+    "pad-edge": ([node("Pad", ["x", "p"], ["y"], mode="edge")], {"p": _PADS}),
+    "pad-negative": ([node("Pad", ["x", "p"], ["y"])], {"p": -_PADS}),
+    "cumsum-reverse": ([node("CumSum", ["x", "a"], ["y"], reverse=1)], {"a": np.array(2)}),
+    "names-that-clash": (
+        [
+            node("Pad", ["x", "p"], ["u"], mode="reflect"),
+            node("Pad", ["u", "p"], ["v"], mode="reflect"),
+            node("CumSum", ["v", "a"], ["w"], reverse=1),
+            node("Max", ["v", "w"], ["y"]),
+        ],
+        {"p": _PADS, "a": np.array(2)},
+    ),
+    "cast": ([node("Cast", ["x"], ["i"], to=6), node("Cast", ["i"], ["y"], to=1)], {}),
+    "sinh": ([node("Sinh", ["x"], ["y"])], {}),
+    "cosh": ([node("Cosh", ["x"], ["y"])], {}),
+}
+
+
+@pytest.mark.parametrize("name", sorted(_OPERATORS))
+def test_operators(name: str, make_model, assert_imports_right) -> None:
+    nodes, weights = _OPERATORS[name]
+    assert_imports_right(make_model(nodes, {"x": _SHAPE}, ["y"], weights))
+
+
+def test_vectors_are_multiplied(make_model, assert_imports_right) -> None:
+    assert_imports_right(make_model([node("MatMul", ["a", "b"], ["y"])], {"a": (5,), "b": (5,)}, ["y"]))
+
+
+def test_bounds_that_are_computed(make_model, assert_imports_right, operators) -> None:
+    model = make_model([node("Clip", ["x", "lo", "hi"], ["y"])], {"x": (4, 9), "lo": (), "hi": ()}, ["y"])
+    mod = assert_imports_right(model, given={"lo": np.array(-0.3, np.float32), "hi": np.array(0.4, np.float32)})
+    assert operators(mod) == ["maximum", "minimum"]
+
+
+@pytest.mark.parametrize("base", ["int32", "int64", "float32"])
+@pytest.mark.parametrize("exponent", [np.array(3), np.array(0), np.array(0.5, np.float32), np.array([0, 1, 2, 3])])
+def test_powers(base: str, exponent: np.ndarray, make_model, run) -> None:
+    model = make_model(
+        [node("Pow", ["x", "e"], ["y"])], {"x": (4,)}, ["y"], {"e": exponent}, dtypes={"x": base}, out_dtype=base
+    )
+    x = np.array([4, 9, 16, 25], base)
+    for ours in (False, True):
+        (found,) = run(from_onnx(model), {"x": x}, ours)
+        assert found.dtype == base
+        np.testing.assert_allclose(found, x.astype(np.float64) ** exponent, rtol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [0, -2, 1])
+def test_rms_normalization(axis: int, make_model, run) -> None:
+    model = make_model([node("RMSNormalization", ["x", "s"], ["y"], axis=axis)], {"x": (3, 4)}, ["y"], {}, 23)
+    model.graph.input.append(helper.make_tensor_value_info("s", 1, [4]))
+    x, scale = _array(3, 4), _array(4) + 2
+    mean = np.mean(x * x, axis=None if axis in (0, -2) else 1, keepdims=True)
+    for ours in (False, True):
+        (found,) = run(from_onnx(model), {"x": x, "s": scale}, ours)
+        np.testing.assert_allclose(found, x / np.sqrt(mean + 1e-5) * scale, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float32"])
+def test_one_hot_has_the_type_of_its_values(dtype: str, make_model, assert_imports_right) -> None:
+    model = make_model(
+        [node("OneHot", ["x", "d", "v"], ["y"], axis=0)],
+        {"x": (5,)},
+        ["y"],
+        {"d": np.array([3]), "v": np.array([-1, 2], dtype)},
+        dtypes={"x": "int64"},
+        out_dtype=dtype,
+    )
+    assert_imports_right(model, given={"x": np.array([0, -1, 2, 5, -3])})
+
+
+@pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMin"])
+def test_extrema_of_infinities_and_booleans(operator: str, make_model, run) -> None:
+    model = make_model([node(operator, ["x", "a"], ["y"])], {"x": (3, 70)}, ["y"], {"a": np.array([1])})
+    lowest = np.float32(-np.inf if operator == "ReduceMax" else np.inf)
+    x = np.full((3, 70), lowest)
+    x[1, 5], x[2, 60:] = 3, np.finfo(np.float32).min if operator == "ReduceMax" else np.finfo(np.float32).max
+    (found,) = run(from_onnx(model), {"x": x}, ours=True)
+    np.testing.assert_array_equal(found, [[lowest], [3], [x[2, 60]]])
+    model = make_model(
+        [node(operator, ["x", "a"], ["y"], keepdims=0)],
+        {"x": (3, 2)},
+        ["y"],
+        {"a": np.array([1])},
+        20,
+        dtypes={"x": "bool"},
+        out_dtype="bool",
+    )
+    x = np.array([[0, 0], [0, 1], [1, 1]], bool)
+    (found,) = run(from_onnx(model), {"x": x}, ours=True)
+    assert found.tolist() == [False, operator == "ReduceMax", True]
+
+
+_REFUSED = {
+    "TVM rounds that before it resizes": node(
+        "Resize", ["x", "", "s"], ["y"], name="it", mode="linear", coordinate_transformation_mode="half_pixel"
+    ),
+    "half_pixel_symmetric": node(
+        "Resize", ["x", "", "s"], ["y"], name="it", coordinate_transformation_mode="half_pixel_symmetric"
+    ),
+    "its slope of shape [2] cannot be broadcast": node("PRelu", ["x", "two"], ["y"], name="it"),
+    "TVM imports the output 'y' as 2x3x4x5 of float32, ONNX says 2x6x4x5": node(
+        "Resize", ["x", "", "channels"], ["y"], name="it"
+    ),
+}
+
+
+@pytest.mark.parametrize("message", sorted(_REFUSED))
+def test_what_is_refused(message: str, make_model) -> None:
+    weights = {
+        "s": np.array([1, 1, 0.6, 0.6], np.float32),
+        "channels": np.array([1, 2, 1, 1], np.float32),
+        "two": _array(2),
+    }
+    model = make_model([_REFUSED[message]], {"x": _SHAPE}, ["y"], weights, 19)
+    with pytest.raises(FrontendError, match=r"'it'|'y'") as caught:
+        from_onnx(model)
+    assert message in str(caught.value)

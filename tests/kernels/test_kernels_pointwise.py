@@ -1,0 +1,136 @@
+"""Pointwise convolutions of plain images: the implementation with pixels in the lanes, and the choice between both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tvm
+from kernel_checks import graph, random_arrays
+from tvm import relax
+
+from rlflow_tvm.kernels import Lowering, default_target, pipeline, schedule_kernel
+from rlflow_tvm.kernels.choice import Choice
+from rlflow_tvm.kernels.llvm.conv_tile import accumulator_registers
+from rlflow_tvm.kernels.llvm.implementations import IMPLEMENTATIONS
+from rlflow_tvm.kernels.llvm.pixel_tile import PixelProduct
+
+TARGET = default_target()
+HASWELL = tvm.target.Target({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
+SKYLAKE = tvm.target.Target({"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 3})
+
+# (batch, input channels, output channels, height, width)
+SHAPES = [
+    (1, 128, 16, 55, 55),
+    (1, 16, 64, 13, 11),
+    (2, 12, 24, 7, 7),
+    (1, 5, 23, 9, 13),
+    (2, 1, 1, 1, 1),
+    (1, 1, 17, 1, 1),
+    (1, 33, 3, 1, 50),
+    (3, 7, 40, 17, 1),
+    (1, 300, 8, 4, 4),
+    (1, 8, 1, 5, 5),
+]
+
+
+def pixels(choice: Choice) -> str:
+    """The implementation tested here, wherever it takes the call."""
+    return "pixels" if any(option.name == "pixels" for option in choice.options) else choice.options[0].name
+
+
+def compute(
+    build: Callable[..., relax.Expr], shapes: list[tuple[int, ...]], target: tvm.target.Target
+) -> tuple[np.ndarray, list[np.ndarray], list[str]]:
+    """What `build` gives with the pixel implementation, its arguments (the second a weight), the schedule rules."""
+    data, weight, *rest = random_arrays(shapes)
+
+    def reordered(data: relax.Expr, *others: relax.Expr) -> relax.Expr:
+        return build(data, others[-1], *others[:-1])
+
+    mod = graph(reordered, [shapes[0], *shapes[2:], shapes[1]], weights=1)
+    kernels = Lowering(target, pixels).kernels(mod)
+    rules = [str(schedule_kernel(kernel.func, target).attrs["rlflow.schedule_rule"]) for kernel in kernels]
+    main = mod["main"]
+    bound = main.bind_params({main.params[-1]: tvm.runtime.tensor(weight)})
+    executable = tvm.compile(
+        tvm.IRModule({tvm.ir.GlobalVar("main"): bound}), target, relax_pipeline=pipeline(target, pixels)
+    )
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    result = machine["main"](*(tvm.runtime.tensor(array) for array in (data, *rest))).numpy()
+    return result, [data, weight, *rest], rules
+
+
+def product(data: np.ndarray, weight: np.ndarray, strides: tuple[int, int] = (1, 1)) -> np.ndarray:
+    """The pointwise convolution in numpy, in float64."""
+    used = data[:, :, :: strides[0], :: strides[1]].astype("float64")
+    return np.einsum("ncyx,oc->noyx", used, weight[:, :, 0, 0].astype("float64"))
+
+
+def assert_close(result: np.ndarray, expected: np.ndarray) -> None:
+    assert result.shape == expected.shape
+    np.testing.assert_allclose(result, expected, rtol=0, atol=3e-6 * max(1.0, float(np.abs(expected).max())))
+
+
+@pytest.mark.parametrize("target", [TARGET, HASWELL, SKYLAKE], ids=["here", "haswell", "skylake"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+def test_pixels_in_the_lanes(shape: tuple[int, ...], target: tvm.target.Target) -> None:
+    batch, inputs, outputs, height, width = shape
+    shapes = [(batch, inputs, height, width), (outputs, inputs, 1, 1), (1, outputs, 1, 1)]
+    result, (data, weight, bias), rules = compute(
+        lambda x, w, b: relax.op.nn.relu(relax.op.add(relax.op.nn.conv2d(x, w), b)), shapes, target
+    )
+    assert rules == ["conv2d_pixels"]
+    assert_close(result, np.maximum(product(data, weight) + bias, 0))
+
+
+@pytest.mark.parametrize(("size", "strides"), [((8, 8), (2, 2)), ((7, 9), (2, 1)), ((5, 31), (3, 2)), ((1, 1), (2, 2))])
+def test_strides(size: tuple[int, int], strides: tuple[int, int]) -> None:
+    shapes = [(2, 6, *size), (12, 6, 1, 1)]
+    result, (data, weight), rules = compute(lambda x, w: relax.op.nn.conv2d(x, w, strides=strides), shapes, TARGET)
+    assert rules == ["conv2d_pixels"]
+    assert_close(result, product(data, weight, strides))
+
+
+def test_residual_is_added_in_the_kernel() -> None:
+    shapes = [(1, 32, 14, 14), (48, 32, 1, 1), (1, 48, 14, 14)]
+    result, (data, weight, residual), rules = compute(
+        lambda x, w, r: relax.op.nn.relu(relax.op.add(relax.op.nn.conv2d(x, w), r)), shapes, TARGET
+    )
+    assert rules == ["conv2d_pixels"]
+    assert_close(result, np.maximum(product(data, weight) + residual, 0))
+
+
+def test_what_is_read_may_be_computed_first() -> None:
+    """relu before the convolution is fused to it, and no part of it."""
+    shapes = [(1, 32, 9, 9), (16, 32, 1, 1)]
+    result, (data, weight), rules = compute(lambda x, w: relax.op.nn.conv2d(relax.op.nn.relu(x), w), shapes, TARGET)
+    assert "conv2d_pixels" in rules
+    assert_close(result, product(np.maximum(data, 0), weight))
+
+
+def test_other_calls_are_not_taken() -> None:
+    (pixels_option,) = (option for option in IMPLEMENTATIONS["relax.nn.conv2d"] if option.name == "pixels")
+
+    def taken(data: tuple[int, ...], weight: tuple[int, ...], **attrs: object) -> bool:
+        x, w = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in (("x", data), ("w", weight)))
+        builder = relax.BlockBuilder()
+        with builder.function("main", [x, w]):
+            call = builder.normalize(relax.op.nn.conv2d(x, w, **attrs))
+            builder.emit_func_output(builder.emit(call))
+        return pixels_option.takes(call, True, TARGET)
+
+    assert taken((1, 8, 7, 7), (4, 8, 1, 1))
+    assert not taken((1, 8, 7, 7), (4, 8, 3, 3))
+    assert not taken((1, 8, 7, 7), (4, 8, 1, 1), padding=1)
+    assert not taken((1, 8, 7, 7), (4, 4, 1, 1), groups=2)
+    assert not taken((1, 1, 7, 7, 16), (1, 16, 1, 1, 16), data_layout="NCHW16c", kernel_layout="OIHW16o")
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("product", [(1, 16, 128, 3025), (2, 1000, 512, 169), (1, 1, 1, 1), (1, 23, 5, 49)])
+def test_tile_fits_the_registers(product: tuple[int, int, int, int], lanes: int) -> None:
+    tile = PixelProduct(*product).tile(lanes, 2)
+    assert tile.rows * tile.vectors <= accumulator_registers(lanes)
+    assert tile.rows <= max(8, product[1])
