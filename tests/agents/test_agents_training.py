@@ -159,7 +159,7 @@ def test_ambiguous_folders_are_refused(env, straight, tmp_path):
     file = tmp_path / "file"
     file.write_text("x")
     assert "is a file" in refusal(env, CONFIG, 300, 3, file)
-    assert "cannot be made" in refusal(env, CONFIG, 300, 3, file / "below")
+    assert "is a file" in refusal(env, CONFIG, 300, 3, file / "below")
     assert "total_steps 0" in refusal(env, CONFIG, 0, 3, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
