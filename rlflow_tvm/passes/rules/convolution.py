@@ -127,6 +127,21 @@ RULES = (
         ),
     ),
     RewriteRule(
+        "conv_of_concat", "conv_algebra",
+        "conv2d(concat(x, y, axis=1), w, **k) => add(conv2d(x, s[0], **k), conv2d(y, s[1], **k)) "
+        "where s = split(w, at=[dim(x, 1)], axis=1)",
+        when=(*_PLAIN, "is_weight(w)"),
+        instances=(
+            Instance({"x": (1, 3, 6, 6), "y": (1, 2, 6, 6), "w": (4, 5, 3, 3)}, {"k": _SAME}, ("w",)),
+            Instance({"x": (2, 1, 5, 4), "y": (2, 1, 5, 4), "w": (1, 2, 1, 1)}, {"k": DEFAULT}, ("w",)),
+            Instance({"x": (1, 4, 7, 1), "y": (1, 8, 7, 1), "w": (2, 12, 1, 1)}, {"k": _STRIDED}, ("w",)),
+        ),
+        near_misses=(
+            Instance({"x": (1, 3, 6, 6), "y": (1, 3, 6, 6), "w": (6, 1, 3, 3)}, {"k": {**_SAME, "groups": 6}}, ("w",),
+                     reason='k["groups"] == 1'),
+        ),
+    ),
+    RewriteRule(
         "concat_convs", "merge",
         "concat(conv2d(x, a, **k), conv2d(x, b, **k), axis=1) => conv2d(x, concat(a, b, axis=0), **k)",
         when=(*_PLAIN, "shape(a)[1:] == shape(b)[1:]", "is_weight(a)", "is_weight(b)"),
