@@ -16,10 +16,9 @@ from rich.table import Table
 from rlflow_tvm import ApplyPlan, from_onnx
 from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
 from rlflow_tvm.cost import KernelDatabase, KernelTimer, default_path, kernel_flops, measure_roofline
-from rlflow_tvm.kernels import Lowering, schedule_kernel
-from rlflow_tvm.kernels.schedule import RULE_ATTR
+from rlflow_tvm.kernels import Lowering, explain
 
-HEAVY_RULES = ("conv2d", "conv2d_pixels", "matmul")
+HEAVY_RULES = ("conv2d", "conv2d_pixels", "winograd", "matmul")
 
 
 def main() -> None:
@@ -41,14 +40,14 @@ def main() -> None:
             if arguments.plan:
                 mod = ApplyPlan(arguments.plan)(mod)
             kernels = lowering.kernels(mod)
+            rules = {row.key: row.rule for row in explain(mod, target)}
             with progress_bar(model) as bar:
                 measured = timer.measure(kernels, lambda done, total, show=bar: show(done, total))
             for kernel, measurement in zip(kernels, measured, strict=True):
                 secs = measurement.run_secs or float("nan")
-                rule = str(schedule_kernel(kernel.func, target).attrs[RULE_ATTR])
                 rows.append(
                     {
-                        "model": model, "kernel": kernel.name, "key": kernel.key, "rule": rule, "count": kernel.count,
+                        "model": model, "kernel": kernel.name, "key": kernel.key, "rule": rules[kernel.key], "count": kernel.count,
                         "run_secs": secs, "flops_per_sec": kernel_flops(kernel.func) / secs,
                         "share_of_peak": best.least_secs(kernel) / secs,
                         "shapes": [[int(d) for d in p.ty.shape] for p in kernel.func.params],

@@ -17,7 +17,7 @@ from .schedule import RULE_ATTR, schedule_kernel
 class KernelRule:
     """One kernel and the schedule rule that takes it.
 
-    `name`, `key`, `count`: as in `Kernel`. `rule`: a name in `rlflow_tvm.kernels.schedule.RULES`.
+    `name`, `key`, `count`: as in `Kernel`. `rule`: a name in the `RULES` of the target's `rules.py`.
     `shapes`: of its parameters, the results last.
     """
 
