@@ -109,7 +109,8 @@ def test_fallback(shape: tuple[int, ...], data: st.DataObject) -> None:
     outcome = check(
         lambda x: op.cumsum(op.multiply(x, x), axis=axis), lambda x: np.cumsum(x * x, axis), [shape], tolerance=1e-5
     )
-    assert "fallback" in outcome.rules
+    # a sum of one element is written as a start and a loop of no turns
+    assert ("fallback" if shape[axis] > 1 else "empty") in outcome.rules
 
 
 def test_empty_arrays() -> None:
@@ -123,4 +124,4 @@ def test_empty_arrays() -> None:
     for build, shape, shapes in cases:
         outcome = run(graph(build, shapes), random_arrays(shapes))
         np.testing.assert_array_equal(outcome.values[0], np.zeros(shape, "float32"))
-        assert set(outcome.rules) <= {"empty"}  # a product of nothing is a constant, and no kernel
+        assert set(outcome.rules) <= {"empty", "elementwise"}  # a product of nothing becomes a constant
