@@ -47,7 +47,8 @@ def main() -> None:
                 secs = measurement.run_secs or float("nan")
                 rows.append(
                     {
-                        "model": model, "kernel": kernel.name, "key": kernel.key, "rule": rules[kernel.key], "count": kernel.count,
+                        "model": model, "kernel": kernel.name, "key": kernel.key, "rule": rules[kernel.key],
+                        "count": kernel.count,
                         "run_secs": secs, "flops_per_sec": kernel_flops(kernel.func) / secs,
                         "share_of_peak": best.least_secs(kernel) / secs,
                         "shapes": [[int(d) for d in p.ty.shape] for p in kernel.func.params],

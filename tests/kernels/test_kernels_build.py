@@ -12,8 +12,8 @@ from tvm import relax, tirx
 
 from rlflow_tvm.kernels import Lowering, compile_kernels, explain, pipeline, schedule_kernel
 from rlflow_tvm.kernels.build import called_with_arguments, deal
-from rlflow_tvm.kernels.pipeline import bind_weights, finalize
 from rlflow_tvm.kernels.llvm.rules import RULES
+from rlflow_tvm.kernels.pipeline import bind_weights, finalize
 
 op = relax.op
 
