@@ -88,7 +88,10 @@ def _visit_loop(loop: tirx.For) -> Stmt:
     rest = found.expr - found.base
     full = _assume(loop.body, found, None)
     tail = _assume(loop.body, found, Analyzer().simplify(rest) < (found.limit - last))
-    # bases are multiples of the tile, so the only base above limit - tile is the last one
+    # bases are multiples of the tile: above limit - tile there is the last one, and those that lie beyond the limit,
+    # where there is nothing to do
+    if not _within(found, loop):
+        tail = tirx.IfThenElse(found.base < tirx.const(found.limit, found.base.ty.dtype), tail, None)
     body = tirx.IfThenElse(found.base <= tirx.const(found.limit - found.tile, found.base.ty.dtype), full, tail)
     return _visit(_with_body(loop, body))
 
@@ -152,6 +155,15 @@ def _factor(base: tvm.ir.Expr, var: tirx.Var) -> int | None:
         return None
     factor, rest = (int(c) for c in coefficients)
     return factor if rest == 0 and factor > 0 else None
+
+
+def _within(bound: Bound, loop: tirx.For) -> bool:
+    """Whether the base, moved by `loop` alone, never reaches the limit."""
+    coefficients = detect_linear_equation(bound.base, [loop.loop_var])
+    if not coefficients or not all(isinstance(c, tirx.IntImm) for c in coefficients):
+        return False
+    factor, start = (int(c) for c in coefficients)
+    return max(0, factor) * (int(loop.extent) - 1) + start < bound.limit
 
 
 def _is_multiple(base: tvm.ir.Expr, tile: int) -> bool:
