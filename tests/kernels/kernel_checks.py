@@ -72,6 +72,6 @@ def check(
     wanted = expected(*arrays)
     for got, want in zip(outcome.values, [wanted] if isinstance(wanted, np.ndarray) else wanted, strict=True):
         assert got.shape == want.shape
-        scale = max(float(np.abs(want).max()), 0.1)  # sums of numbers of about 1 may cancel, their rounding does not
+        scale = max(float(np.abs(want).max()), 1e-3)
         np.testing.assert_allclose(got / scale, want / scale, rtol=0, atol=tolerance)
     return outcome

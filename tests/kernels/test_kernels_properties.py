@@ -124,4 +124,5 @@ def test_empty_arrays() -> None:
     for build, shape, shapes in cases:
         outcome = run(graph(build, shapes), random_arrays(shapes))
         np.testing.assert_array_equal(outcome.values[0], np.zeros(shape, "float32"))
-        assert set(outcome.rules) <= {"empty", "elementwise"}  # a product of nothing becomes a constant
+        # a product of nothing becomes a constant
+        assert set(outcome.rules) <= ({"elementwise"} if build is op.matmul else {"empty"})
