@@ -10,7 +10,7 @@ from tvm.s_tir.dlight.gpu.matmul import IterKind, detect_iter_traits, get_reduct
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
-from ..llvm.loops import leaf_blocks
+from ..loops import leaf_blocks
 
 _PROCESSORS = {"sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90": 132}  # streaming multiprocessors: A100, H100, ...
 _DEFAULT_PROCESSORS = 108

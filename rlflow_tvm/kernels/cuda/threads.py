@@ -11,7 +11,7 @@ from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from ..llvm.loops import block_kinds, extent, fuse_all, inline_producers, leaf_blocks, own_loops
+from ..loops import block_kinds, extent, fuse_all, inline_producers, inlined_maps, leaf_blocks, own_loops
 
 THREADS = 256  # of a block: enough to hide the latency of memory, few enough for small outputs to reach every processor
 _VECTOR_BYTES = 16  # the widest load and store
@@ -26,10 +26,10 @@ class Elementwise(GPUScheduleRule):
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """The scheduled function, or None where a block is no plain mapping."""
         sch = s_tir.Schedule(func)
-        blocks = leaf_blocks(sch)
-        if not blocks or any(set(block_kinds(sch, block)) - {"S"} for block in blocks):
+        outputs = inlined_maps(sch)
+        if outputs is None:
             return None
-        for block in inline_producers(sch, blocks):
+        for block in outputs:
             bind(sch, _loops(sch, block), vector_width(sch, block))
         return sch
 

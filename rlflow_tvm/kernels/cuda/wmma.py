@@ -63,19 +63,25 @@ def _index(buffer: tirx.Buffer, stride: tirx.Var) -> tvm.ir.Expr:
     return row * (stride // FRAGMENT) + buffer.elem_offset % stride // FRAGMENT
 
 
-def _load(dtype: str, scope: str, layout: str) -> Pair:
+def _copy(dtype: str, source: str, target: str) -> tirx.PrimFunc:
+    """A fragment of `dtype` from one memory scope to another, element by element."""
+
     @T.prim_func(s_tir=True)
     def computed(a: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (16, 16), dtype, align=64, offset_factor=16, scope="shared.dyn")
-        C = T.match_buffer(c, (16, 16), dtype, align=64, offset_factor=16, scope=scope)
+        A = T.match_buffer(a, (16, 16), dtype, align=64, offset_factor=16, scope=source)
+        C = T.match_buffer(c, (16, 16), dtype, align=64, offset_factor=16, scope=target)
         with T.sblock("root"):
             T.reads(A[0:16, 0:16])
             T.writes(C[0:16, 0:16])
             for i, j in T.grid(16, 16):
-                with T.sblock("load"):
+                with T.sblock("copy"):
                     vi, vj = T.axis.remap("SS", [i, j])
                     C[vi, vj] = A[vi, vj]
 
+    return computed
+
+
+def _load(dtype: str, scope: str, layout: str) -> Pair:
     @T.prim_func(s_tir=True)
     def called(a: T.handle, c: T.handle) -> None:
         s1 = T.int32()
@@ -93,7 +99,7 @@ def _load(dtype: str, scope: str, layout: str) -> Pair:
                 )
             )
 
-    return computed, called
+    return _copy(dtype, "shared.dyn", scope), called
 
 
 def _fill() -> Pair:
@@ -125,18 +131,6 @@ def _fill() -> Pair:
 
 def _store(scope: str) -> Pair:
     @T.prim_func(s_tir=True)
-    def computed(a: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (16, 16), "float32", align=64, offset_factor=16, scope="wmma.accumulator")
-        C = T.match_buffer(c, (16, 16), "float32", align=64, offset_factor=16, scope=scope)
-        with T.sblock("root"):
-            T.reads(A[0:16, 0:16])
-            T.writes(C[0:16, 0:16])
-            for i, j in T.grid(16, 16):
-                with T.sblock("store"):
-                    vi, vj = T.axis.remap("SS", [i, j])
-                    C[vi, vj] = A[vi, vj]
-
-    @T.prim_func(s_tir=True)
     def called(a: T.handle, c: T.handle) -> None:
         s1 = T.int32()
         s0 = T.int32()
@@ -163,7 +157,7 @@ def _store(scope: str) -> Pair:
                 )
             )
 
-    return computed, called
+    return _copy("float32", "wmma.accumulator", scope), called
 
 
 def _multiply(dtype: str) -> Pair:

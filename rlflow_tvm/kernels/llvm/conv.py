@@ -9,11 +9,11 @@ from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
+from ..loops import extent
 from ..target import num_cores, vector_lanes
 from .conv_compute import CONV_ATTR, DEPTHWISE_ATTR, PAD_ATTR, UNEVEN_ATTR
 from .conv_loops import accumulate, fold_epilogue, marked_blocks, narrowed, schedule_pad
 from .conv_tile import accumulator_registers, choose_tile
-from .loops import extent
 from .pool_window import schedule_window
 
 # Writing a plain image out of registers takes a statement for each element of the tile, and LLVM a third of a second

@@ -7,8 +7,8 @@ import math
 from tvm import IRModule, s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from ..loops import extent, own_loops
 from .conv_compute import CONV_ATTR, DEPTHWISE_ATTR, PAD_ATTR
-from .loops import extent, own_loops
 from .pool_legalize import POOL_ATTR, ROWS_ATTR
 
 _WINDOWS = frozenset({CONV_ATTR, DEPTHWISE_ATTR, POOL_ATTR, ROWS_ATTR})

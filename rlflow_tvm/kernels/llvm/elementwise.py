@@ -11,8 +11,8 @@ from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
+from ..loops import block_kinds, extent, fuse_all, inlined_maps, leaf_blocks, vectorise
 from ..target import num_cores, vector_lanes
-from .loops import block_kinds, extent, fuse_all, inline_producers, leaf_blocks, vectorise
 
 _SMALL = 8192  # elements below which starting threads costs more than they save
 _TASKS_EACH = 4  # parallel iterations a thread should have at least
@@ -25,10 +25,10 @@ class Elementwise(CPUScheduleRule):
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """The scheduled function, or None where a block reduces or is not written out of loops and one store."""
         sch = s_tir.Schedule(func)
-        blocks = leaf_blocks(sch)
-        if not blocks or any(set(block_kinds(sch, block)) - {"S"} for block in blocks):
+        outputs = inlined_maps(sch)
+        if outputs is None:
             return None
-        for block in inline_producers(sch, blocks):
+        for block in outputs:
             schedule_map(sch, block, target)
         return sch
 

@@ -8,7 +8,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
 from tvm.target import Target
 
-from .loops import leaf_blocks, loop_kinds
+from ..loops import leaf_blocks, loop_kinds
 
 
 class Empty(CPUScheduleRule):

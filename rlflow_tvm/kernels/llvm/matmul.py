@@ -11,10 +11,10 @@ from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
+from ..loops import block_kinds, extent, leaf_blocks
 from ..target import num_cores, vector_lanes
 from .conv_loops import fold_epilogue
 from .elementwise import schedule_map
-from .loops import block_kinds, extent, leaf_blocks
 from .matmul_legalize import PANEL_ATTR
 from .matmul_packed import schedule_packed
 from .matmul_tile import choose_tile

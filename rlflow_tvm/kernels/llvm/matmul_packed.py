@@ -8,8 +8,8 @@ from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
+from ..loops import extent, fuse_all, own_loops
 from ..target import num_cores, vector_lanes
-from .loops import extent, fuse_all, own_loops
 from .matmul_prefetch import PREFETCH_ATTR, Prefetch
 from .matmul_tile import choose_blocks, choose_tile
 

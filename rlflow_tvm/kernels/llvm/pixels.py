@@ -7,12 +7,12 @@ from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
+from ..loops import own_loops
 from ..target import vector_lanes
 from .conv import merge_pixels
 from .conv_compute import PAD_ATTR
 from .conv_loops import fold_epilogue, marked_blocks, schedule_pad
 from .elementwise import schedule_map
-from .loops import own_loops
 from .pixel_conv import PIXELS_ATTR
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
+from ..loops import extent
 from .conv_loops import accumulate, fold_epilogue, split_loops
-from .loops import extent
 
 _CHAINS = 8  # independent sums that hide the latency of an addition
 _ROW = 64  # longest row, in floats, that is computed as one vector

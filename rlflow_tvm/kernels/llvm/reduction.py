@@ -9,8 +9,8 @@ from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
+from ..loops import block_kinds, extent, fuse_all, leaf_blocks, loop_kinds, own_loops, vectorise
 from ..target import num_cores, vector_lanes
-from .loops import block_kinds, extent, fuse_all, leaf_blocks, loop_kinds, own_loops, vectorise
 from .tails import LIMIT_ATTR
 
 _CHAINS = 4  # vector sums side by side, to hide the latency of an addition

@@ -12,11 +12,11 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 from tvm.tirx.stmt import Stmt
 
+from ..loops import leaf_blocks
 from ..target import vector_lanes
 from .conv_loops import marked_blocks, narrowed
 from .elementwise import schedule_map
 from .emit import Emitter, Index
-from .loops import leaf_blocks
 from .winograd_legalize import WINOGRAD_ATTR, root_block
 from .winograd_nest import Finish, Nest
 from .winograd_plan import Plan

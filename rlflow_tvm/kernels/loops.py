@@ -62,6 +62,14 @@ def inline_producers(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> list[SBlock
     return left
 
 
+def inlined_maps(sch: s_tir.Schedule) -> list[SBlockRV] | None:
+    """Where the function is all mapping blocks: its outputs, with everything else inlined into them. Or None."""
+    blocks = leaf_blocks(sch)
+    if not blocks or any(set(block_kinds(sch, block)) - {"S"} for block in blocks):
+        return None
+    return inline_producers(sch, blocks)
+
+
 def fuse_all(sch: s_tir.Schedule, loops: list[LoopRV]) -> LoopRV:
     """The loops as one."""
     return loops[0] if len(loops) == 1 else sch.fuse(*loops)
