@@ -62,7 +62,7 @@ def main(
         with cli.progress_bar("comparing") as bar:
             result = comparison.compare(
                 mod, searched.bound(), path, tvm_target, names,
-                choose=cost_model.choose, rounds=rounds, seed=seed, progress=bar,
+                choices=cost_model.choices, rounds=rounds, seed=seed, progress=bar,
             )  # fmt: skip
     _print(model, how, len(searched.actions), rounds, result)
     cli.write_json(
@@ -84,9 +84,13 @@ def _print(model: str, how: str, rewrites: int, rounds: int, result: Comparison)
         table.add_row(row.name, cli.milliseconds(row.run_secs), f"{low * 1e3:.3f} - {high * 1e3:.3f}", error)
     console = Console()
     console.print(table)
+    if result.constant_outputs:
+        console.print(f"every output of {result.reference} is one number repeated: that they are equal proves little")
     console.print(f"graph gain (same kernels, against {result.baseline}): {result.graph_gain:.2f}x", highlight=False)
     if result.kernel_gain is not None:
         console.print(f"kernel gain (same graph, against tvm-default): {result.kernel_gain:.1f}x", highlight=False)
+    if result.tuning_gain is not None:
+        console.print(f"tuning gain (searched graph, tuned kernels): {result.tuning_gain:.2f}x", highlight=False)
     if result.against_onnxruntime is not None:
         console.print(f"ONNX Runtime's time over ours: {result.against_onnxruntime:.2f}", highlight=False)
 

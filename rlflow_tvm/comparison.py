@@ -1,8 +1,9 @@
 """Comparing what the search found with TVM's default build, the strongest unsearched graph and ONNX Runtime.
 
 Two gains are kept apart. *Graph gain*: the searched graph against the strongest unsearched one (TVM's clean-up
-passes, with and without `ConvertLayout`), all compiled with the same kernels. *Kernel gain*: the same, unsearched
-graph by TVM's default pipeline against ours.
+passes, with and without `ConvertLayout`), all compiled with the same kernels, none of them tuned. *Kernel gain*: the
+same, unsearched graph by TVM's default pipeline against ours; *tuning gain*: the searched graph by the schedule rules
+against the same with what tuning found (`--tune` of `optimize`).
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from tvm import relax
 from rlflow_tvm.cost import Candidate, EndToEnd, export_library, measure_interleaved
 from rlflow_tvm.errors import RewriteError, UsageError
 from rlflow_tvm.frontend import random_inputs
-from rlflow_tvm.kernels import Chooser, heuristic_choice, num_cores, pipeline, vector_lanes
+from rlflow_tvm.kernels import BY_SHAPE, TUNED_RULE, Choices, explain, num_cores, pipeline, vector_lanes
 from rlflow_tvm.verify import TOLERANCE, range_error
 
 SEARCHED = "rlflow_tvm, searched"
+TUNED = "rlflow_tvm, searched and tuned"
 UNSEARCHED = "rlflow_tvm, unsearched"
 CONVERTED = "rlflow_tvm, ConvertLayout"
 TVM_DEFAULT = "tvm-default"
@@ -64,16 +66,20 @@ class Comparison:
     """The rows, and ratios old/new taken round by round (their median): above 1 is faster.
 
     `graph_gain`: the strongest unsearched graph (`baseline`) over the searched one, same kernels. `kernel_gain`:
-    TVM's default over ours on the same graph; `against_onnxruntime`: ONNX Runtime's time over the searched module's.
-    None where a side was not measured.
+    TVM's default over ours on the same graph; `tuning_gain`: the searched module's time over its time with tuned
+    kernels; `against_onnxruntime`: ONNX Runtime's time over the searched (and tuned) module's. None where a side was
+    not measured.
     """
 
     rows: tuple[Row, ...]
     baseline: str
     graph_gain: float
     kernel_gain: float | None
+    tuning_gain: float | None
     against_onnxruntime: float | None
     reference: str
+    constant_outputs: bool = False
+    """Whether each of the reference's outputs is one number repeated: then equal outputs prove little."""
 
     def check(self) -> None:
         """RewriteError if a candidate's outputs differ from the reference's by more than `verify.TOLERANCE`."""
@@ -90,8 +96,10 @@ class Comparison:
             "baseline": self.baseline,
             "graph_gain": self.graph_gain,
             "kernel_gain": self.kernel_gain,
+            "tuning_gain": self.tuning_gain,
             "against_onnxruntime": self.against_onnxruntime,
             "reference": self.reference,
+            "constant_outputs": self.constant_outputs,
         }
 
 
@@ -125,7 +133,7 @@ def compare(
     target: tvm.target.Target,
     against: Sequence[str],
     *,
-    choose: Chooser = heuristic_choice,
+    choices: Choices = BY_SHAPE,
     rounds: int = 10,
     seed: int = 0,
     progress: Callable[[int, int, str], None] | None = None,
@@ -137,7 +145,8 @@ def compare(
         onnx_file: the file both came from.
         target: what to compile for; its `num-cores` threads are used by every candidate.
         against: names in `AGAINST`.
-        choose: decides for all our candidates where an operator has several implementations.
+        choices: decides for all our candidates where an operator has several implementations, or a kernel several
+            schedules.
 
     Raises:
         UsageError: an unknown name in `against`, or a target that is no CPU.
@@ -148,7 +157,7 @@ def compare(
         raise UsageError(f"--target {target.kind.name}: models are compared on CPUs; for GPUs use scripts/bench_gpu.py")
     inputs = list(random_inputs(original, seed).values())
     with tempfile.TemporaryDirectory() as folder:
-        candidates = _build(Path(folder), original, searched, onnx_file, target, against, choose, progress)
+        candidates = _build(Path(folder), original, searched, onnx_file, target, against, choices, progress)
         measured = measure_interleaved(
             candidates,
             inputs,
@@ -156,7 +165,7 @@ def compare(
             threads=num_cores(target),
             on_progress=None if progress is None else lambda done, total: progress(done, total, "timing"),
         )
-    return _summary(measured)
+    return summary(measured)
 
 
 def _build(
@@ -166,10 +175,12 @@ def _build(
     onnx_file: Path,
     target: tvm.target.Target,
     against: Sequence[str],
-    choose: Chooser,
+    choices: Choices,
     progress: Callable[[int, int, str], None] | None,
 ) -> dict[str, Candidate]:
     modules = {SEARCHED: searched, UNSEARCHED: cleaned(original)}
+    if any(kernel.rule == TUNED_RULE for kernel in explain(searched, target, choices)):
+        modules[TUNED] = searched
     if _has_convolutions(original):
         modules[CONVERTED] = converted_layout(original, vector_lanes(target))
     if TVM_DEFAULT in against:
@@ -178,7 +189,8 @@ def _build(
     for number, (name, mod) in enumerate(modules.items()):
         if progress is not None:
             progress(number, len(modules), f"building {name}")
-        how = relax.get_pipeline("default_build") if name == TVM_DEFAULT else pipeline(target, choose)
+        ours = pipeline(target, choices if name == TUNED else Choices(choices.implementation))
+        how = relax.get_pipeline("default_build") if name == TVM_DEFAULT else ours
         candidates[name] = export_library(mod, target, folder / f"{number}.so", how)
     if ONNXRUNTIME in against:
         candidates[ONNXRUNTIME] = Candidate("onnx", onnx_file)
@@ -196,7 +208,8 @@ def _has_convolutions(mod: tvm.IRModule) -> bool:
     return bool(found)
 
 
-def _summary(measured: Mapping[str, EndToEnd]) -> Comparison:
+def summary(measured: Mapping[str, EndToEnd]) -> Comparison:
+    """What the times and outputs of the candidates, by name, come to."""
     reference = ONNXRUNTIME if ONNXRUNTIME in measured else UNSEARCHED
     expected = measured[reference].outputs
     rows = tuple(
@@ -204,14 +217,22 @@ def _summary(measured: Mapping[str, EndToEnd]) -> Comparison:
         for name, m in measured.items()
     )
     baseline = min((n for n in (UNSEARCHED, CONVERTED) if n in measured), key=lambda n: measured[n].run_secs)
+    best = TUNED if TUNED in measured else SEARCHED
     return Comparison(
         rows,
         baseline,
         _gain(measured[baseline], measured[SEARCHED]),
         _gain(measured[TVM_DEFAULT], measured[UNSEARCHED]) if TVM_DEFAULT in measured else None,
-        _gain(measured[ONNXRUNTIME], measured[SEARCHED]) if ONNXRUNTIME in measured else None,
+        _gain(measured[SEARCHED], measured[TUNED]) if TUNED in measured else None,
+        _gain(measured[ONNXRUNTIME], measured[best]) if ONNXRUNTIME in measured else None,
         reference,
+        constant_outputs=_constant(expected),
     )
+
+
+def _constant(outputs: Sequence[np.ndarray]) -> bool:
+    large = [array for array in outputs if array.size > 1]
+    return bool(large) and all(bool((array == array.flat[0]).all()) for array in large)
 
 
 def _gain(old: EndToEnd, new: EndToEnd) -> float:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlflow_tvm import cli
+
+if TYPE_CHECKING:
+    from rlflow_tvm.cost import CostModel, Tuned
+    from rlflow_tvm.passes import GraphState
 
 
 @cli.reports_errors
@@ -18,6 +22,9 @@ def main(
     plan: Annotated[Path | None, typer.Option(help="Write the plan to this JSON file.")] = None,
     target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
     shape: Annotated[list[str] | None, typer.Option(help="NAME=1,3,224,224 for a model with dynamic shapes.")] = None,
+    tune: Annotated[
+        int, typer.Option(min=0, help="Then try so many MetaSchedule schedules for the heaviest kernels.")
+    ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
 ) -> None:
@@ -25,11 +32,14 @@ def main(
     for path in (plan, json):
         cli.check_writable(path)
     tvm_target, shapes = cli.parse_target(target), cli.parse_shapes(shape or [])
-    from rlflow_tvm.cost import CostModel, KernelDatabase, default_path
+    from rlflow_tvm.cost import LEAST_TRIALS, CostModel, KernelDatabase, default_path
+    from rlflow_tvm.errors import UsageError
     from rlflow_tvm.frontend import from_onnx
     from rlflow_tvm.search import make_search
     from rlflow_tvm.superoptimize import agent_search, optimize
 
+    if 0 < tune < LEAST_TRIALS:
+        raise UsageError(f"--tune {tune}: give at least {LEAST_TRIALS}, or 0 for none")
     method = make_search(search, seed) if agent is None else agent_search(agent, seed)
     mod = from_onnx(cli.model_path(model), shapes)
     with (
@@ -40,8 +50,9 @@ def main(
         result = optimize(
             mod, method, cost_model, progress=lambda done, total, best: bar(done, total, cli.milliseconds(best))
         )
-    if plan is not None:
-        result.plan.save(plan)
+        if plan is not None:
+            result.plan.save(plan)
+        tuned = _tune(cost_model, result.state, tune, seed) if tune else []
     figures: dict[str, Any] = {
         "model": model,
         "target": str(tvm_target),
@@ -53,6 +64,18 @@ def main(
         "run_secs_before": result.run_secs_before,
         "run_secs_after": result.run_secs_after,
         "plan_length": len(result.plan),
+        "tuned_kernels": [
+            {
+                "kernel": each.kernel.name,
+                "key": each.kernel.key,
+                "count": each.kernel.count,
+                "used": each.used,
+                "rule_secs": each.row.rule_secs,
+                "tuned_secs": each.row.run_secs,
+                "trials": each.row.trials,
+            }
+            for each in tuned
+        ],
         "curve": [list(point) for point in result.curve],
     }
     cli.write_json(json, figures)
@@ -61,8 +84,28 @@ def main(
         f"by {len(result.plan)} rewrites ({result.env_steps} steps, {result.kernels_measured} kernels measured, "
         f"{result.wall_secs:.0f} s){'; outputs checked' if len(result.plan) else ''}"
     )
+    for each in tuned:
+        print(_tuned_line(each))
+    if any(each.used for each in tuned):
+        print(f"rlflow_tvm.compile(mod, target, database={str(default_path())!r}) uses the faster schedules")
     if plan is not None:
         print(f"plan written to {plan}")
+
+
+def _tune(cost_model: CostModel, state: GraphState, trials: int, seed: int) -> list[Tuned]:
+    from rlflow_tvm import cost
+
+    with cli.progress_bar("tuning") as bar:
+        kernels = cost_model.kernels(state.mod)
+        return cost.tune(kernels, cost_model.timer, trials, seed, on_progress=bar)
+
+
+def _tuned_line(tuned: Tuned) -> str:
+    row, kernel = tuned.row, tuned.kernel
+    if row.run_secs is None or row.rule_secs is None:
+        return f"{kernel.name} x{kernel.count}: no schedule that can be run in {row.trials} trials"
+    times = f"{cli.milliseconds(row.rule_secs)} by the schedule rules, {cli.milliseconds(row.run_secs)} tuned"
+    return f"{kernel.name} x{kernel.count}: {times} ({row.trials} trials){'' if tuned.used else ', not used'}"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 import tvm
 
-from rlflow_tvm.kernels import as_target, pipeline
+from rlflow_tvm.kernels import Choices, as_target, pipeline
 from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RuleSet
 
 
@@ -34,13 +34,15 @@ def compile(mod: tvm.IRModule, target: Any = None, database: str | Path | None =
     """`tvm.compile` with the package's pipeline: weight-only work done once, every kernel scheduled.
 
     `database`: a file of measured kernels, such as searches leave at `rlflow_tvm.cost.default_path()`. Where an
-    operator has several implementations, the times found there decide; nothing is measured. Without it a heuristic
-    decides. CostError for a file that is no such database.
+    operator has several implementations, the times found there decide, and kernels that were tuned with success have
+    their tuned schedules; nothing is measured. Without it a heuristic decides. CostError for a file that is
+    no such database.
     """
     target = as_target(target)
     if database is None:
         return tvm.compile(mod, target, relax_pipeline=pipeline(target))
-    from rlflow_tvm.cost import KernelDatabase, KernelTimer, MeasuredChoice
+    from rlflow_tvm.cost import KernelDatabase, KernelTimer, MeasuredChoice, TunedSchedules
 
     with KernelDatabase(database) as known, KernelTimer(target, known) as timer:
-        return tvm.compile(mod, target, relax_pipeline=pipeline(target, MeasuredChoice(timer, measure=False)))
+        choices = Choices(MeasuredChoice(timer, measure=False), TunedSchedules(timer))
+        return tvm.compile(mod, target, relax_pipeline=pipeline(target, choices))

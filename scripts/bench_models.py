@@ -1,10 +1,12 @@
-"""Whole models against ONNX Runtime: searched, unsearched and ONNX Runtime timed in interleaved rounds.
+"""Whole models against ONNX Runtime, torch.compile and TVM's default build, timed in interleaved rounds.
 
 Unsearched is what `rlflow_tvm.pipeline` makes of the imported model, nothing measured. The search measures kernels, and
 what it finds is built with the implementations that came out fastest.
 
-For each model a line with both times, ONNX Runtime's time over ours (above 1 is faster than ONNX Runtime), seconds to
-compile, and the largest difference of an output as a share of its range; at the end the geometric mean. What is
+For each model and each of ours a line with its median time and quartiles, the others' times over ours (above 1 is
+faster than they), seconds to compile and to link the library, and the largest difference of an output from ONNX
+Runtime's as a share of its range; at the end the geometric means. torch.compile runs the torch module that a zoo
+model was exported from, weights as constants; the other models have none. What is
 measured is written to --out as it comes, and models that are there already are not measured again.
 """
 
@@ -19,14 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tvm
 from rich.console import Console
 from rich.table import Table
+from tvm import relax
 
 from rlflow_tvm import from_onnx
 from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
-from rlflow_tvm.cost import Candidate, CostModel, KernelDatabase, default_path, export_library, measure_interleaved
+from rlflow_tvm.cost import Candidate, CostModel, KernelDatabase, default_path, link_library, measure_interleaved
 from rlflow_tvm.frontend import random_inputs, zoo
-from rlflow_tvm.kernels import heuristic_choice, num_cores, pipeline
+from rlflow_tvm.kernels import BY_SHAPE, num_cores, pipeline
 from rlflow_tvm.search import make_search
 from rlflow_tvm.superoptimize import optimize
 from rlflow_tvm.verify import range_error
@@ -35,13 +39,18 @@ MODELS = tuple(f"zoo:{n}" for n in ("resnet18", "resnet50", "squeezenet1.1", "in
 LIGHT = tuple(f"zoo:{name}" for name in zoo.names() if name.startswith("light_"))
 
 
-def bench(model: str, target: Any, search: str, rounds: int, cost_model: CostModel) -> dict[str, Any]:
+AGAINST = {"onnxruntime": "ONNX Runtime", "torch": "torch.compile", "tvm-default": "TVM default"}
+
+
+def bench(
+    model: str, target: Any, search: str, rounds: int, cost_model: CostModel, against: list[str]
+) -> dict[str, Any]:
     """One model's figures."""
     path = model_path(model)
     mod = from_onnx(path)
     result: dict[str, Any] = {"model": model, "search": search}
     candidates: dict[str, Candidate] = {}
-    modules = {"unsearched": (mod, heuristic_choice)}
+    modules = {"unsearched": (mod, BY_SHAPE)}
     if search != "none":
         started = time.monotonic()
         with progress_bar(f"{model}: searching") as bar:
@@ -50,47 +59,85 @@ def bench(model: str, target: Any, search: str, rounds: int, cost_model: CostMod
             )
         result["search_secs"] = time.monotonic() - started
         result["plan_length"] = len(outcome.state.actions)
-        modules["searched"] = outcome.state.bound(), cost_model.choose
+        modules["searched"] = outcome.state.bound(), cost_model.choices
     with tempfile.TemporaryDirectory() as folder:
-        for name, (each, choose) in modules.items():
-            started = time.monotonic()
-            candidates[name] = export_library(each, target, Path(folder) / f"{name}.so", pipeline(target, choose))
-            result[f"{name}_compile_secs"] = time.monotonic() - started
+        for name, (each, choices) in modules.items():
+            candidates[name] = compiled(each, target, Path(folder) / f"{name}.so", pipeline(target, choices), result)
         candidates["onnxruntime"] = Candidate("onnx", path)
+        if "tvm-default" in against:
+            how = relax.get_pipeline("default_build")
+            candidates["tvm-default"] = compiled(mod, target, Path(folder) / "tvm-default.so", how, result)
+        if "torch" in against and model.removeprefix("zoo:") in zoo.TORCH_MODELS:
+            candidates["torch"] = exported(model.removeprefix("zoo:"), Path(folder) / "torch.pt2")
         inputs = list(random_inputs(mod, 0).values())
         with progress_bar(f"{model}: timing") as bar:
             measured = measure_interleaved(
-                candidates, inputs, rounds, threads=num_cores(target), on_progress=lambda done, total: bar(done, total)
-            )
+                candidates, inputs, rounds, threads=num_cores(target), timeout_secs=900.0,
+                on_progress=lambda done, total: bar(done, total),
+            )  # fmt: skip
     for name, times in measured.items():
         result[f"{name}_secs"] = times.run_secs
+        result[f"{name}_quartiles"] = times.quartiles
+        result[f"{name}_error"] = range_error(times.outputs, measured["onnxruntime"].outputs)
     for name in modules:
-        pairs = zip(measured["onnxruntime"].round_secs, measured[name].round_secs, strict=True)
-        result[f"{name}_ratio"] = float(np.median([theirs / ours for theirs, ours in pairs]))
-        result[f"{name}_error"] = range_error(measured[name].outputs, measured["onnxruntime"].outputs)
+        for other in AGAINST:
+            if other in measured:
+                pairs = zip(measured[other].round_secs, measured[name].round_secs, strict=True)
+                result[f"{name}_against_{other}"] = float(np.median([theirs / ours for theirs, ours in pairs]))
     return result
+
+
+def compiled(mod: Any, target: Any, path: Path, how: Any, result: dict[str, Any]) -> Candidate:
+    """The module as a library; seconds of both steps go to `result`."""
+    started = time.monotonic()
+    executable = tvm.compile(mod, target, relax_pipeline=how)
+    result[f"{path.stem}_compile_secs"] = time.monotonic() - started
+    started = time.monotonic()
+    candidate = link_library(executable, path)
+    result[f"{path.stem}_link_secs"] = time.monotonic() - started
+    return candidate
+
+
+def exported(name: str, path: Path) -> Candidate:
+    """The torch module of a zoo model, as torch writes programs to files."""
+    import torch
+
+    module, inputs = zoo.torch_module(name)
+    torch.export.save(torch.export.export(module, tuple(inputs.values())), path)
+    return Candidate("torch", path)
 
 
 def show(rows: list[dict[str, Any]]) -> None:
     """The table, and the geometric mean of each candidate's ratio."""
     table = Table()
-    for column in ("model", "candidate", "ours, ms", "ONNX Runtime, ms", "ratio", "compile, s", "difference"):
-        table.add_column(column, justify="left" if column in ("model", "candidate") else "right")
-    ratios: dict[str, list[float]] = {}
+    others = [other for other in AGAINST if any(f"unsearched_against_{other}" in row for row in rows)]
+    left = ("model", "candidate")
+    columns = (*left, "ours, ms", "quartiles", *(f"{AGAINST[other]}" for other in others), "compile, s", "link, s")
+    for column in (*columns, "difference"):
+        table.add_column(column, justify="left" if column in left else "right")
+    ratios: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         for name in ("unsearched", "searched"):
             if f"{name}_secs" not in row:
                 continue
-            ratios.setdefault(name, []).append(row[f"{name}_ratio"])
+            cells = []
+            for other in others:
+                ratio = row.get(f"{name}_against_{other}")
+                cells.append("-" if ratio is None else f"{row[f'{other}_secs'] * 1e3:.2f} ({ratio:.3f})")
+                if ratio is not None:
+                    ratios.setdefault((name, other), []).append(ratio)
+            low, high = row[f"{name}_quartiles"]
             table.add_row(
-                row["model"], name, f"{row[f'{name}_secs'] * 1e3:.2f}", f"{row['onnxruntime_secs'] * 1e3:.2f}",
-                f"{row[f'{name}_ratio']:.3f}", f"{row[f'{name}_compile_secs']:.1f}", f"{row[f'{name}_error']:.1e}",
+                row["model"].removeprefix("zoo:"), name, f"{row[f'{name}_secs'] * 1e3:.2f}",
+                f"{low * 1e3:.2f}-{high * 1e3:.2f}", *cells, f"{row[f'{name}_compile_secs']:.1f}",
+                f"{row[f'{name}_link_secs']:.1f}", f"{row[f'{name}_error']:.1e}",
             )  # fmt: skip
-    console = Console()
+    console = Console(width=150)
     console.print(table)
-    for name, values in ratios.items():
+    for (name, other), values in ratios.items():
         mean = math.exp(sum(map(math.log, values)) / len(values))
-        console.print(f"{name}: geometric mean {mean:.3f}, lowest {min(values):.3f}", highlight=False)
+        text = f"{name}: {AGAINST[other]}'s time over ours: geometric mean {mean:.3f}, lowest {min(values):.3f}"
+        console.print(text, highlight=False)
 
 
 def main() -> None:
@@ -98,6 +145,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=MODELS, help="ONNX files or zoo:NAME; 'light' for all light_*")
     parser.add_argument("--target", default="llvm")
     parser.add_argument("--search", default="greedy", help="greedy, family, random or none")
+    parser.add_argument("--against", nargs="*", choices=tuple(AGAINST), default=list(AGAINST), help="default: all")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     arguments = parser.parse_args()
@@ -108,7 +156,7 @@ def main() -> None:
     with KernelDatabase(default_path()) as database, CostModel(target, database) as cost_model:
         for model in models:
             if (model, arguments.search) not in known:
-                rows.append(bench(model, target, arguments.search, arguments.rounds, cost_model))
+                rows.append(bench(model, target, arguments.search, arguments.rounds, cost_model, arguments.against))
                 write_json(arguments.out, rows)
     show([row for row in rows if row["model"] in models and row["search"] == arguments.search])
 

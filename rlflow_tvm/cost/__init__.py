@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from rlflow_tvm.cost.choices import MeasuredChoice
 from rlflow_tvm.cost.database import KernelDatabase, default_path
-from rlflow_tvm.cost.end_to_end import Candidate, EndToEnd, export_library, measure_interleaved, measure_module
+from rlflow_tvm.cost.end_to_end import (
+    Candidate,
+    EndToEnd,
+    Runners,
+    export_library,
+    link_library,
+    measure_interleaved,
+    measure_module,
+)
 from rlflow_tvm.cost.graph_cost import CostModel, GraphCost, graph_cost
 from rlflow_tvm.cost.machine import target_key
 from rlflow_tvm.cost.measurement import Measurement
@@ -12,8 +20,11 @@ from rlflow_tvm.cost.memory import peak_bytes
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
 from rlflow_tvm.cost.roofline import Roofline, measure_roofline
 from rlflow_tvm.cost.timer import KernelTimer
+from rlflow_tvm.cost.tuned import TunedSchedules
+from rlflow_tvm.cost.tuning import LEAST_TRIALS, Tuned, tune
 
 __all__ = [
+    "LEAST_TRIALS",
     "Candidate",
     "CostModel",
     "EndToEnd",
@@ -23,14 +34,19 @@ __all__ = [
     "MeasuredChoice",
     "Measurement",
     "Roofline",
+    "Runners",
+    "Tuned",
+    "TunedSchedules",
     "default_path",
     "export_library",
     "graph_cost",
     "kernel_bytes",
+    "link_library",
     "kernel_flops",
     "measure_interleaved",
     "measure_module",
     "measure_roofline",
     "peak_bytes",
     "target_key",
+    "tune",
 ]

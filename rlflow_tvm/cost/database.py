@@ -11,15 +11,16 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.errors import CostError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _BUSY_SECS = 60.0
 _RETRY_SECS = 0.02
-_CREATE = """
+_CREATE_MEASUREMENT = """
 CREATE TABLE measurement (
     kernel      TEXT NOT NULL,   -- structural hash of the kernel, or a reserved name
     target      TEXT NOT NULL,   -- target_key()
@@ -35,6 +36,35 @@ CREATE TABLE measurement (
     CHECK ((run_secs IS NULL) <> (error IS NULL))
 ) WITHOUT ROWID
 """
+_CREATE_TUNED = """
+CREATE TABLE tuned_schedule (
+    kernel      TEXT NOT NULL,   -- as above
+    target      TEXT NOT NULL,
+    version     TEXT NOT NULL,
+    trace       TEXT,            -- JSON: the instructions of the best schedule found; NULL where none could be run
+    run_secs    REAL,            -- with that schedule
+    rule_secs   REAL,            -- with the schedule rules' own, measured in turns with it
+    trials      INTEGER NOT NULL,
+    tuned_at    REAL NOT NULL,   -- seconds since 1970
+    PRIMARY KEY (kernel, target, version)
+) WITHOUT ROWID
+"""
+_MIGRATIONS = {0: (_CREATE_MEASUREMENT, _CREATE_TUNED), 1: (_CREATE_TUNED,)}
+"""What makes a file of this schema version one of the present version; 0 is an empty file."""
+
+
+@dataclass(frozen=True)
+class TunedRow:
+    """What tuning a kernel came to.
+
+    `trace`: the best schedule's instructions as JSON, None where none could be run. `run_secs`: the kernel's seconds
+    with it, `rule_secs`: with the schedule rules' own, measured in turns. `trials`: schedules tried.
+    """
+
+    trace: str | None
+    run_secs: float | None
+    rule_secs: float | None
+    trials: int
 
 
 def default_path() -> Path:
@@ -44,7 +74,9 @@ def default_path() -> Path:
 
 
 class KernelDatabase:
-    """Measurements by (kernel key, target key, pipeline version) in the file `path`; ":memory:" lives in memory only.
+    """Measurements and tuned schedules by (kernel key, target key, pipeline version) in the file `path`.
+
+    ":memory:" lives in memory only. A file of an earlier schema version is brought to the present one.
 
     Folders on the way are made. CostError, naming file and remedy, when the file is no database, is damaged, has
     another schema version or cannot be written; a file is never deleted or overwritten.
@@ -96,6 +128,24 @@ class KernelDatabase:
                 ),
             )
 
+    def get_tuned(self, key: str, target_key: str, version: str) -> TunedRow | None:
+        """What tuning came to for the kernel under these three, or None where it was not tuned."""
+        with self._guarded():
+            row = self._connection.execute(
+                "SELECT trace, run_secs, rule_secs, trials FROM tuned_schedule"
+                " WHERE kernel = ? AND target = ? AND version = ?",
+                (key, target_key, version),
+            ).fetchone()
+        return None if row is None else TunedRow(*row)
+
+    def put_tuned(self, key: str, target_key: str, version: str, row: TunedRow) -> None:
+        """Store what tuning came to, replacing an earlier one; it is on file when this returns."""
+        with self._guarded():
+            self._connection.execute(
+                "INSERT OR REPLACE INTO tuned_schedule VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (key, target_key, version, row.trace, row.run_secs, row.rule_secs, row.trials, time.time()),
+            )
+
     def __len__(self) -> int:
         with self._guarded():
             return self._connection.execute("SELECT count(*) FROM measurement").fetchone()[0]
@@ -115,12 +165,14 @@ class KernelDatabase:
         if self.path != ":memory:":
             self._enter_wal()
             execute("PRAGMA synchronous = NORMAL")
-        if self._schema_version() == 0:
-            # Two processes may come here at once: the second waits for the lock and then finds the table made.
+        if self._schema_version() in _MIGRATIONS:
+            # Two processes may come here at once: the second waits for the lock and then finds it done.
             execute("BEGIN IMMEDIATE")
-            tables = execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            if self._schema_version() == 0 and tables == 0:
-                execute(_CREATE)
+            before = self._schema_version()
+            foreign = before == 0 and execute("SELECT count(*) FROM sqlite_master").fetchone()[0] > 0
+            if before in _MIGRATIONS and not foreign:
+                for statement in _MIGRATIONS[before]:
+                    execute(statement)
                 execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             execute("COMMIT")
         found = self._schema_version()

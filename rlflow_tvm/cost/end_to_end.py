@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +18,7 @@ from rlflow_tvm.cost.machine import cores, usable_cores
 from rlflow_tvm.cost.runner import read_arrays, write_arrays
 from rlflow_tvm.cost.worker_process import WorkerCrashError, WorkerProcess, WorkerTimeoutError
 from rlflow_tvm.errors import CostError
-from rlflow_tvm.kernels import Chooser, heuristic_choice, pipeline
+from rlflow_tvm.kernels import BY_SHAPE, Choices, pipeline
 
 _RUNNER = "rlflow_tvm.cost.runner"
 _BURST_SECS = 0.3
@@ -30,9 +29,12 @@ _SLOW_SECS = 1.0  # a call this long is a burst by itself: waking threads and fi
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model on file: `kind` "tvm" (shared library of `export_library`) or "onnx" (run by ONNX Runtime)."""
+    """A model on file: "tvm" (shared library of `export_library`), "onnx" (run by ONNX Runtime) or "torch".
 
-    kind: Literal["tvm", "onnx"]
+    The last is a program of `torch.export.save`, compiled by `torch.compile` with its weights as constants.
+    """
+
+    kind: Literal["tvm", "onnx", "torch"]
     path: str | os.PathLike[str]
 
 
@@ -75,11 +77,13 @@ def export_library(
 
     CostError when it cannot be linked (TVM calls the machine's C++ compiler).
     """
-    if relax_pipeline is None:
-        relax_pipeline = pipeline(target)
-    if cc.get_cc() is None:
-        raise CostError(f"cannot link {path}: install a C++ compiler (g++ or clang++), or name one in CXX")
-    executable = tvm.compile(mod, target, relax_pipeline=relax_pipeline)
+    _check_linker(path)  # before the work
+    return link_library(tvm.compile(mod, target, relax_pipeline=relax_pipeline or pipeline(target)), path)
+
+
+def link_library(executable: tvm.runtime.Executable, path: str | os.PathLike[str]) -> Candidate:
+    """Write what `tvm.compile` made into the shared library `path`. CostError when it cannot be linked."""
+    _check_linker(path)
     try:
         executable.export_library(str(path))
     except (RuntimeError, OSError) as error:
@@ -88,19 +92,24 @@ def export_library(
     return Candidate("tvm", path)
 
 
+def _check_linker(path: str | os.PathLike[str]) -> None:
+    if cc.get_cc() is None:
+        raise CostError(f"cannot link {path}: install a C++ compiler (g++ or clang++), or name one in CXX")
+
+
 def measure_module(
     mod: tvm.IRModule,
     target: tvm.target.Target,
     inputs: Sequence[np.ndarray],
     rounds: int = 5,
-    choose: Chooser = heuristic_choice,
+    choices: Choices = BY_SHAPE,
 ) -> EndToEnd:
     """Compile `mod` (bound form) with our pipeline, time it as a whole. Errors as in `measure_interleaved`.
 
-    Give the `choose` of the `CostModel` whose costs it is to be held against.
+    Give the `choices` of the `CostModel` whose costs it is to be held against.
     """
     with tempfile.TemporaryDirectory() as folder:
-        candidate = export_library(mod, target, Path(folder) / "model.so", pipeline(target, choose))
+        candidate = export_library(mod, target, Path(folder) / "model.so", pipeline(target, choices))
         return measure_interleaved({"model": candidate}, inputs, rounds, threads=cores(target))["model"]
 
 
@@ -122,25 +131,57 @@ def measure_interleaved(
     `on_progress(done, total)` counts bursts. CostError naming the candidate that fails, takes longer than
     `timeout_secs` for a request, or needs ONNX Runtime where that is not installed.
     """
-    if rounds < 1:
-        raise CostError(f"{rounds} rounds measure nothing: give at least 1")
-    if any(c.kind == "onnx" for c in candidates.values()) and find_spec("onnxruntime") is None:
-        raise CostError("ONNX Runtime is not installed: pip install onnxruntime, or compare against TVM only")
-    threads = threads or usable_cores()
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        write_arrays(folder / "inputs.npz", list(inputs))
-        runners = {}
-        for index, (name, candidate) in enumerate(candidates.items()):
-            runners[name] = stack.enter_context(_Runner(name, threads, timeout_secs))
-            runners[name].load(candidate, folder / "inputs.npz", folder / f"outputs{index}.npz")
-        times: dict[str, list[tuple[float, ...]]] = {name: [] for name in candidates}
-        for turn in range(rounds):
-            for place, (name, runner) in enumerate(runners.items()):
-                times[name].append(runner.burst())
-                if on_progress is not None:
-                    on_progress(turn * len(runners) + place + 1, rounds * len(runners))
-        return {name: EndToEnd(tuple(times[name]), runner.outputs()) for name, runner in runners.items()}
+    with Runners(threads, timeout_secs) as runners:
+        return runners.measure(candidates, inputs, rounds, on_progress)
+
+
+class Runners:
+    """The processes of `measure_interleaved`, one for each candidate's name, kept for further comparisons.
+
+    Arguments as there. A context manager that ends them.
+    """
+
+    def __init__(self, threads: int | None = None, timeout_secs: float = 120.0) -> None:
+        self._threads = threads or usable_cores()
+        self._timeout_secs = timeout_secs
+        self._runners: dict[str, _Runner] = {}
+
+    def measure(
+        self,
+        candidates: Mapping[str, Candidate],
+        inputs: Sequence[np.ndarray],
+        rounds: int = 10,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> dict[str, EndToEnd]:
+        """As `measure_interleaved`."""
+        if rounds < 1:
+            raise CostError(f"{rounds} rounds measure nothing: give at least 1")
+        if any(c.kind == "onnx" for c in candidates.values()) and find_spec("onnxruntime") is None:
+            raise CostError("ONNX Runtime is not installed: pip install onnxruntime, or compare against TVM only")
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            write_arrays(folder / "inputs.npz", list(inputs))
+            runners = {}
+            for index, (name, candidate) in enumerate(candidates.items()):
+                if name not in self._runners:
+                    self._runners[name] = _Runner(name, self._threads, self._timeout_secs)
+                runners[name] = self._runners[name]
+                runners[name].load(candidate, folder / "inputs.npz", folder / f"outputs{index}.npz")
+            times: dict[str, list[tuple[float, ...]]] = {name: [] for name in candidates}
+            for turn in range(rounds):
+                for place, (name, runner) in enumerate(runners.items()):
+                    times[name].append(runner.burst())
+                    if on_progress is not None:
+                        on_progress(turn * len(runners) + place + 1, rounds * len(runners))
+            return {name: EndToEnd(tuple(times[name]), runner.outputs()) for name, runner in runners.items()}
+
+    def __enter__(self) -> Runners:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for runner in self._runners.values():
+            runner.close()
+        self._runners.clear()
 
 
 class _Runner:
@@ -168,8 +209,9 @@ class _Runner:
                 "threads": self._threads,
             }
         )
-        if loaded["first_secs"] > _SLOW_SECS:
-            self._calls, self._wake = 1, False
+        self._wake = loaded["first_secs"] <= _SLOW_SECS or candidate.kind == "torch"  # which compiles in its first call
+        if not self._wake:
+            self._calls = 1
             return
         once = min(self._ask({"op": "burst", "calls": 1, "wake": True})["samples"])
         self._calls = min(max(int(_BURST_SECS / once), _MIN_CALLS), _MAX_CALLS)
@@ -181,10 +223,7 @@ class _Runner:
         assert self._outputs is not None
         return tuple(read_arrays(self._outputs))
 
-    def __enter__(self) -> _Runner:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
+    def close(self) -> None:
         self._process.kill()
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.memory import peak_bytes
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
 from rlflow_tvm.cost.timer import KernelTimer
-from rlflow_tvm.kernels import Chooser, Kernel, Lowering, heuristic_choice
+from rlflow_tvm.cost.tuned import TunedSchedules
+from rlflow_tvm.kernels import BY_SHAPE, Choices, Kernel, Lowering
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class CostModel:
     """Costs of graphs for one target; for a search, which asks for many graphs that share most of their kernels.
 
     `cost` remembers graphs by structural hash and kernels by key; `database` keeps kernels for the next process. With
-    a database, where an operator has several implementations the fastest is measured and taken (`choose`).
+    a database, where an operator has several implementations the fastest is measured and taken (`choices`).
     Modules are best given in the working form (`rlflow_tvm.ir.detach`): hashing the bound form reads all weights.
     A context manager; `close` ends the measuring worker (the database stays open). Give `timer` to share one: it is
     then not closed here.
@@ -60,9 +61,10 @@ class CostModel:
         self.misses = 0
         """Calls of `cost` with a graph not seen before."""
         self._measured_before = self.timer.measured
-        self.choose: Chooser = heuristic_choice if self.timer.database is None else MeasuredChoice(self.timer)
-        """Build what was priced here with `pipeline(target, choose)`."""
-        self._lowering = Lowering(target, self.choose)
+        known = self.timer.database is not None
+        self.choices = Choices(MeasuredChoice(self.timer), TunedSchedules(self.timer)) if known else BY_SHAPE
+        """Build what was priced here with `pipeline(target, choices)`; a tuned schedule only makes it faster."""
+        self._lowering = Lowering(target, self.choices.implementation)
         self._graphs: dict[int, GraphCost] = {}
         self._counts: dict[str, tuple[int, int]] = {}
 
@@ -83,6 +85,10 @@ class CostModel:
             self.misses += 1
             self._graphs[key] = self._cost(mod, on_progress)
         return self._graphs[key]
+
+    def kernels(self, mod: tvm.IRModule) -> list[Kernel]:
+        """The kernels that `cost` sums up."""
+        return self._lowering.kernels(mod)
 
     def peak(self, mod: tvm.IRModule) -> int:
         """`GraphCost.peak_bytes` of `mod`, in bytes."""

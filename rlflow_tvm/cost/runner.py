@@ -1,8 +1,9 @@
 """One candidate's side of an end-to-end comparison: a model loaded and called in bursts, in a process of its own.
 
 Requests are JSON objects with an "op":
-- "load": `kind` ("tvm": shared library, "onnx": for ONNX Runtime), `path`, `inputs` (npz),
-  `outputs` (npz to write), `threads`. Calls the model once; answers {"first_secs"} or {"error"}.
+- "load": `kind` ("tvm": shared library, "onnx": for ONNX Runtime, "torch": exported program for torch.compile),
+  `path`, `inputs` (npz), `outputs` (npz to write), `threads`. Takes the place of what was loaded before. Calls the
+  model once; answers {"first_secs"} or {"error"}.
 - "burst": `calls`, `wake`. Answers {"samples": seconds of each call} or {"error"}; with `wake`, one more call comes
   before them, which is not timed.
 
@@ -14,6 +15,7 @@ cores. They may spin within their own burst, as they do in use, and the answer i
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -43,7 +45,7 @@ def serve(connection: Connection) -> None:
         try:
             if request["op"] == "load":
                 inputs = read_arrays(Path(request["inputs"]))
-                load = {"tvm": _load_tvm, "onnx": _load_onnx}[request["kind"]]
+                load = {"tvm": _load_tvm, "onnx": _load_onnx, "torch": _load_torch}[request["kind"]]
                 model = load(request["path"], inputs, request["threads"])
                 call, fetch = model
                 started = time.perf_counter()
@@ -127,3 +129,28 @@ def _load_onnx(path: str, inputs: list[np.ndarray], threads: int) -> tuple[Call,
         raise ValueError(f"the model has {len(names)} inputs ({', '.join(names)}), {len(inputs)} arrays were given")
     feed = dict(zip(names, inputs, strict=True))
     return (lambda: session.run(None, feed)), list
+
+
+def _load_torch(path: str, inputs: list[np.ndarray], threads: int) -> tuple[Call, Fetch]:
+    if "torch" in sys.modules and sys.modules["torch"] is None:
+        del sys.modules["torch"]  # kept from being imported until now: see worker_process
+    import torch
+    from torch._inductor import config
+
+    torch.set_num_threads(threads)
+    torch.compiler.reset()
+    config.freezing = True  # weights are constants and may be packed, as in the other candidates
+    program = torch.compile(torch.export.load(path).module())
+    arguments = [torch.from_numpy(array) for array in inputs]
+
+    def call() -> Any:
+        with torch.no_grad():
+            return program(*arguments)
+
+    def fetch(result: Any) -> list[np.ndarray]:
+        if isinstance(result, torch.Tensor):
+            return [result.numpy()]
+        values = result.values() if isinstance(result, dict) else result
+        return [array for field in values for array in fetch(field)]
+
+    return call, fetch

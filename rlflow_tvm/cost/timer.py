@@ -99,6 +99,27 @@ class KernelTimer:
                 self._known[key] = stored
         return self._known.get(key)
 
+    def time(self, func: tirx.PrimFunc, limit_secs: float | None = None) -> Measurement:
+        """Measure `func` (scheduled by the worker, unless it carries `tirx.is_scheduled`); nothing is remembered."""
+        try:
+            return self._ask({"op": "measure", "func": tvm.ir.save_json(func)}, limit_secs or self.timeout_secs)
+        except WorkerKilledError as error:
+            return Measurement(error=str(error), error_kind="crash")
+
+    def difference(self, func: tirx.PrimFunc, other: tirx.PrimFunc) -> float | None:
+        """Greatest difference between what the two write on the same inputs, as a share of `func`'s range.
+
+        Both as in `time`. None where one of them fails.
+        """
+        try:
+            answer = self._answer(
+                {"op": "difference", "func": tvm.ir.save_json(func), "other": tvm.ir.save_json(other)},
+                self.timeout_secs,
+            )
+        except (WorkerTimeoutError, WorkerCrashError):
+            return None
+        return answer.get("difference")
+
     def launch_secs(self) -> float:
         """Seconds that launching one kernel costs in the Relax VM beside its own run time; measured once per target.
 
@@ -142,10 +163,8 @@ class KernelTimer:
 
     def _ask(self, request: dict, limit_secs: float) -> Measurement:
         """The answer as a measurement. WorkerKilledError if somebody killed the worker."""
-        if not self._worker.running:
-            self._start()
         try:
-            answer = self._worker.call({**request, "limit_secs": limit_secs}, limit_secs)
+            answer = self._answer(request, limit_secs)
         except WorkerTimeoutError as error:
             return Measurement(error=str(error), error_kind="timeout")
         except WorkerKilledError:
@@ -153,6 +172,11 @@ class KernelTimer:
         except WorkerCrashError as error:
             return Measurement(error=str(error), error_kind="crash")
         return Measurement(**answer)
+
+    def _answer(self, request: dict, limit_secs: float) -> dict:
+        if not self._worker.running:
+            self._start()
+        return self._worker.call({**request, "limit_secs": limit_secs}, limit_secs)
 
     def _start(self) -> None:
         request = {"op": "start", "target": tvm.ir.save_json(self.target), "schedule": self.schedule}

@@ -3,8 +3,9 @@
 Requests are JSON objects with an "op":
 - "start": `target` (TVM JSON), `schedule` ("module:function"): once, first
 - "measure": `func` (TVM JSON of an unscheduled PrimFunc), `limit_secs`
+- "difference": `func`, `other` (as in "measure", the same parameters), `limit_secs`: do both write the same?
 - "launch": seconds of one kernel launch in the Relax VM, `limit_secs`
-Answers: {"run_secs", "repeats", "spread"} or {"error", "error_kind"}.
+Answers: {"run_secs", "repeats", "spread"}, {"difference"} or {"error", "error_kind"}.
 """
 
 from __future__ import annotations
@@ -79,8 +80,9 @@ class _Worker:
             if request["op"] == "launch":
                 return _summary(_launch_samples(self.target))
             func = tvm.ir.load_json(request["func"])
-            scheduled = self.schedule(func, self.target).with_attr("global_symbol", _ENTRY)
-            built = tvm.compile(tvm.IRModule({_ENTRY: scheduled}), target=self.target).jit()
+            if request["op"] == "difference":
+                return {"difference": self._difference(func, tvm.ir.load_json(request["other"]))}
+            built = self._build(func)
             kind = "run"
             return _summary(_time(built, _arguments(func, self.device), self.device, self.evict))
         except Exception as error:  # noqa: BLE001  process boundary: whatever a kernel does wrong becomes a value
@@ -88,6 +90,22 @@ class _Worker:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             gc.collect()  # cycles (tracebacks) may hold the arguments, hundreds of megabytes of them
+
+    def _build(self, func: tirx.PrimFunc) -> tvm.runtime.Module:
+        scheduled = self.schedule(func, self.target).with_attr("global_symbol", _ENTRY)
+        return tvm.compile(tvm.IRModule({_ENTRY: scheduled}), target=self.target).jit()
+
+    def _difference(self, func: tirx.PrimFunc, other: tirx.PrimFunc) -> float:
+        """Greatest difference of a value in any buffer after a run of either, as a share of the buffer's range."""
+        after = []
+        for each in (func, other):
+            arguments = _arguments(func, self.device)
+            self._build(each)[_ENTRY](*arguments)
+            after.append([argument.numpy().astype("float64") for argument in arguments])
+        shares = [
+            float(np.abs(a - b).max()) / max(float(np.ptp(a)), 1e-30) for a, b in zip(*after, strict=True) if a.size
+        ]
+        return max(shares) if np.isfinite(shares).all() else float("inf")
 
 
 def _time(

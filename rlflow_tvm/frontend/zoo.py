@@ -25,6 +25,8 @@ from rlflow_tvm.frontend.zoo_light import light_files, with_random_weights
 if TYPE_CHECKING:
     import torch
 
+    TorchModel = tuple[torch.nn.Module, dict[str, torch.Tensor]]
+
 VERSION = "1"
 """Part of the cached files' names: changes when a model would."""
 
@@ -41,14 +43,13 @@ class _Image:
     arguments: tuple = ()
     needs = ("torch", "onnxscript")
 
-    def export(self) -> onnx.ModelProto:
+    def module(self) -> TorchModel:
         import torch
 
         from rlflow_tvm.frontend import zoo_vision
 
         image = torch.zeros(1, 3, self.size, self.size)
-        model = zoo_vision.initialise(getattr(zoo_vision, self.build)(*self.arguments), image, _SEED)
-        return _export(model, {"image": image})
+        return zoo_vision.initialise(getattr(zoo_vision, self.build)(*self.arguments), image, _SEED), {"image": image}
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,16 @@ class _Transformer:
     sequence: int = 0
     needs = ("torch", "onnxscript", "transformers")
 
-    def export(self) -> onnx.ModelProto:
+    def module(self) -> TorchModel:
         import torch
 
         from rlflow_tvm.frontend import zoo_language
 
         model = zoo_language.initialise(getattr(zoo_language, self.build)(**dict(self.config)), _SEED)
         if not self.sequence:
-            return _export(model, {"pixel_values": torch.zeros(1, 3, 224, 224)})
+            return model, {"pixel_values": torch.zeros(1, 3, 224, 224)}
         names = ("input_ids", "attention_mask", "token_type_ids")
-        return _export(model, {name: torch.ones(1, self.sequence, dtype=torch.int64) for name in names})
+        return model, {name: torch.ones(1, self.sequence, dtype=torch.int64) for name in names}
 
 
 _BERT_TINY = {
@@ -80,7 +81,7 @@ _BERT_TINY = {
     "vocab_size": 1024,
     "max_position_embeddings": 64,
 }
-_TORCH_MODELS: dict[str, _Image | _Transformer] = {
+TORCH_MODELS: dict[str, _Image | _Transformer] = {
     "bert-base": _Transformer("bert", sequence=128),
     "vit-base": _Transformer("vit"),
     "resnet18": _Image("resnet", 224, ((2, 2, 2, 2), False)),
@@ -94,7 +95,7 @@ _TORCH_MODELS: dict[str, _Image | _Transformer] = {
 
 def names() -> list[str]:
     """The models' names: `demo`, the torch models, and one for each `light_*.onnx` of the onnx wheel."""
-    return ["demo", *_TORCH_MODELS, *light_files()]
+    return ["demo", *TORCH_MODELS, *light_files()]
 
 
 def load(name: str) -> onnx.ModelProto:
@@ -105,7 +106,7 @@ def load(name: str) -> onnx.ModelProto:
             cannot be written.
     """
     build = _builder(name)
-    return onnx.load(path(name)) if name in _TORCH_MODELS else build()
+    return onnx.load(path(name)) if name in TORCH_MODELS else build()
 
 
 def path(name: str) -> Path:
@@ -129,16 +130,22 @@ def cache_folder() -> Path:
 def _builder(name: str) -> Callable[[], onnx.ModelProto]:
     if name == "demo":
         return lambda: demo_model(_SEED)
-    if name in _TORCH_MODELS:
-        return lambda: _built(name)
+    if name in TORCH_MODELS:
+        return lambda: _export(*torch_module(name))
     light = light_files()
     if name in light:
         return lambda: with_random_weights(onnx.load(light[name]), _SEED)
     raise FrontendError(f"no evaluation model {name!r}: there are {', '.join(names())}")
 
 
-def _built(name: str) -> onnx.ModelProto:
-    model = _TORCH_MODELS[name]
+def torch_module(name: str) -> TorchModel:
+    """The model `name` as it was before its export: a torch module, and example inputs by name, in order.
+
+    FrontendError where there is none (`demo` and the `light_*` are ONNX files from the start) or a library is missing.
+    """
+    if name not in TORCH_MODELS:
+        raise FrontendError(f"evaluation model {name!r} is no torch model: there are {', '.join(TORCH_MODELS)}")
+    model = TORCH_MODELS[name]
     with _quiet():
         for module in model.needs:
             try:
@@ -147,14 +154,14 @@ def _built(name: str) -> onnx.ModelProto:
                 raise FrontendError(
                     f"evaluation model {name!r} needs {module}: install it with pip install 'rlflow_tvm[zoo]'"
                 ) from error
-        return model.export()
+        return model.module()
 
 
 def _export(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> onnx.ModelProto:
     """Export without torch's optimiser: batch normalisation and shape chains stay, for the cleaning to take out."""
     import torch
 
-    with torch.no_grad():
+    with torch.no_grad(), _quiet():
         program = torch.onnx.export(
             model,
             tuple(inputs.values()),

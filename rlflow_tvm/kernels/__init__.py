@@ -5,13 +5,14 @@ from __future__ import annotations
 from tvm.relax.pipeline import PIPELINE_MAP, register_pipeline
 
 from .build import compile_kernels
-from .choice import Choice, Chooser, heuristic_choice
+from .choice import BY_SHAPE, Choice, Choices, Chooser, heuristic_choice
 from .explain import KernelRule, explain
 from .extract import Kernel, Lowered, Lowering, extract_kernels
 from .fuse import kernel_key
 from .pipeline import PIPELINE_NAME, pipeline
-from .schedule import RULE_ATTR, schedule_kernel
+from .schedule import RULE_ATTR, SCHEDULED_ATTR, schedule_kernel
 from .target import as_target, default_target, num_cores, vector_lanes
+from .tuned import TUNED_RULE
 from .version import source_version
 
 PIPELINE_VERSION = source_version()
@@ -25,9 +26,13 @@ def register() -> None:
 
 
 __all__ = [
+    "BY_SHAPE",
     "PIPELINE_VERSION",
     "RULE_ATTR",
+    "SCHEDULED_ATTR",
+    "TUNED_RULE",
     "Choice",
+    "Choices",
     "Chooser",
     "Kernel",
     "KernelRule",

@@ -1,7 +1,8 @@
-"""Several implementations of one operator, and who chooses among them.
+"""Several implementations of one operator, several schedules of one kernel, and who chooses among them.
 
 An implementation is a legalisation of the operator with a name and a condition. A chooser is asked once for each
 distinct call: `heuristic_choice` answers from shapes alone; `rlflow_tvm.cost.MeasuredChoice` measures.
+A tuned schedule takes the place of the schedule rules' where one is known to be faster.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.target import Target
 
 LegalizeFunc = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
@@ -59,3 +60,25 @@ Chooser = Callable[[Choice], str]
 def heuristic_choice(choice: Choice) -> str:
     """The option with the lowest estimated cost, the first of equal ones."""
     return min(choice.options, key=lambda option: option.cost(choice.call, choice.target)).name
+
+
+def no_schedule(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """No kernel has a tuned schedule."""
+    del func
+    return None
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What is decided by measuring, where something was measured.
+
+    `implementation`: for each call of an operator that has several. `schedule`: a fused, unscheduled PrimFunc by a
+    schedule that was found to be faster than the schedule rules', or None where there is none.
+    """
+
+    implementation: Chooser = heuristic_choice
+    schedule: Callable[[tirx.PrimFunc], tirx.PrimFunc | None] = no_schedule
+
+
+BY_SHAPE = Choices()
+"""Everything decided from shapes alone."""

@@ -8,7 +8,7 @@ import tvm
 from tvm import tirx
 from tvm.target import Target
 
-from .choice import Chooser, heuristic_choice
+from .choice import BY_SHAPE, Choices
 from .extract import Lowering
 from .schedule import RULE_ATTR, schedule_kernel
 
@@ -28,14 +28,14 @@ class KernelRule:
     key: str
 
 
-def explain(mod: tvm.IRModule, target: Target, choose: Chooser = heuristic_choice) -> list[KernelRule]:
+def explain(mod: tvm.IRModule, target: Target, choices: Choices = BY_SHAPE) -> list[KernelRule]:
     """The kernels that `mod` compiles to for `target`, in the order of their first launch, and their schedule rules.
 
     Without the weight-only work. KernelError for an operator without a kernel and for a kernel without a rule.
     """
     rows = []
-    for kernel in Lowering(target, choose).kernels(mod):
-        rule = str(schedule_kernel(kernel.func, target).attrs[RULE_ATTR])
+    for kernel in Lowering(target, choices.implementation).kernels(mod):
+        rule = str(schedule_kernel(kernel.func, target, choices).attrs[RULE_ATTR])
         rows.append(KernelRule(kernel.name, rule, kernel.count, _shapes(kernel.func), kernel.key))
     return rows
 

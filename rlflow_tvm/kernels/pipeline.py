@@ -9,7 +9,7 @@ from tvm.target import Target
 from rlflow_tvm.ir import num_inputs
 
 from .build import compile_kernels
-from .choice import Chooser, heuristic_choice
+from .choice import BY_SHAPE, Choices
 from .extract import Lowered, Lowering
 from .schedule import schedule_kernel
 from .target import as_target, default_target
@@ -17,13 +17,13 @@ from .target import as_target, default_target
 PIPELINE_NAME = "rlflow"
 
 
-def pipeline(target: Target | str | dict | None = None, choose: Chooser = heuristic_choice) -> tvm.transform.Pass:
+def pipeline(target: Target | str | dict | None = None, choices: Choices = BY_SHAPE) -> tvm.transform.Pass:
     """The whole pipeline as one pass, for `tvm.compile(mod, target, relax_pipeline=pipeline(target))`.
 
     `mod["main"]` has static shapes and its weights bound as constants (or given as parameters: then all of them are
-    inputs). Work on weights alone is done here, once, on this machine. `choose` decides where an operator has several
-    implementations; the default looks at shapes alone. UsageError for a target without schedule rules, KernelError for
-    an operator that cannot be lowered.
+    inputs). Work on weights alone is done here, once, on this machine. `choices` decides where an operator has several
+    implementations, or a kernel several schedules; the default looks at shapes alone. UsageError for a target without
+    schedule rules, KernelError for an operator that cannot be lowered.
     """
     fixed = None if target is None else as_target(target)
 
@@ -32,7 +32,8 @@ def pipeline(target: Target | str | dict | None = None, choose: Chooser = heuris
         chosen = fixed or Target.current(allow_none=True)
         chosen = default_target() if chosen is None else as_target(chosen)
         with chosen:
-            final = finalize(bind_weights(Lowering(chosen, choose).lower(_all_inputs(mod))), chosen)
+            lowered = Lowering(chosen, choices.implementation).lower(_all_inputs(mod))
+            final = finalize(bind_weights(lowered), chosen, choices)
             # for another kind of target `tvm.compile` divides the code between host and device itself
             return compile_kernels(final, chosen) if chosen.kind.name == "llvm" else final
 
@@ -70,10 +71,10 @@ def bind_weights(lowered: Lowered) -> tvm.IRModule:
     return mod
 
 
-def finalize(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
+def finalize(mod: tvm.IRModule, target: Target, choices: Choices = BY_SHAPE) -> tvm.IRModule:
     """Schedule every PrimFunc of a lowered module and lower its Relax part to virtual machine calls."""
     scheduled = {
-        global_var: schedule_kernel(func, target) if isinstance(func, tirx.PrimFunc) else func
+        global_var: schedule_kernel(func, target, choices) if isinstance(func, tirx.PrimFunc) else func
         for global_var, func in mod.functions_items()
     }
     passes = [

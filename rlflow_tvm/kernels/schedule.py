@@ -9,11 +9,12 @@ from tvm.target import Target
 
 from rlflow_tvm.errors import KernelError
 
+from .choice import BY_SHAPE, Choices
 from .cuda.rules import schedule as schedule_cuda
 from .llvm.rules import schedule as schedule_llvm
 
 RULE_ATTR = "rlflow.schedule_rule"
-_SCHEDULED_ATTR = "tirx.is_scheduled"
+SCHEDULED_ATTR = "tirx.is_scheduled"
 
 Scheduler = Callable[[tirx.PrimFunc, Target], tuple[str, tirx.PrimFunc] | None]
 
@@ -21,16 +22,20 @@ SCHEDULERS: dict[str, Scheduler] = {"llvm": schedule_llvm, "cuda": schedule_cuda
 """By the kind of a target."""
 
 
-def schedule_kernel(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
-    """`func` scheduled for `target` by the first rule that takes it; attribute `rlflow.schedule_rule` names the rule.
+def schedule_kernel(func: tirx.PrimFunc, target: Target, choices: Choices = BY_SHAPE) -> tirx.PrimFunc:
+    """`func` scheduled for `target`: as `choices` has it, or by the first rule that takes it.
 
-    A function that carries `tirx.is_scheduled` is returned as it is. KernelError if no rule takes it.
+    Attribute `rlflow.schedule_rule` names the rule. A function that carries `tirx.is_scheduled` is returned as it is.
+    KernelError if no rule takes it.
     """
-    if func.attrs is not None and func.attrs.get(_SCHEDULED_ATTR):
+    if func.attrs is not None and func.attrs.get(SCHEDULED_ATTR):
         return func
+    tuned = choices.schedule(func)
+    if tuned is not None:
+        return tuned
     found = SCHEDULERS[target.kind.name](func, target)
     if found is None:
         name = func.attrs.get("global_symbol", "") if func.attrs is not None else ""
         raise KernelError(f"no schedule rule takes the kernel {name}: report its operator")
     rule, scheduled = found
-    return scheduled.with_attrs({_SCHEDULED_ATTR: True, RULE_ATTR: rule})
+    return scheduled.with_attrs({SCHEDULED_ATTR: True, RULE_ATTR: rule})

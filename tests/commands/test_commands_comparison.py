@@ -11,9 +11,12 @@ import pytest
 import typer
 from onnx import TensorProto, helper
 
-from rlflow_tvm import compare, comparison
-from rlflow_tvm.comparison import ONNXRUNTIME, SEARCHED, UNSEARCHED, Comparison, Row
+from rlflow_tvm import compare, comparison, from_onnx
+from rlflow_tvm.comparison import ONNXRUNTIME, SEARCHED, TUNED, UNSEARCHED, Comparison, Row
+from rlflow_tvm.cost import EndToEnd
 from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.kernels import Choices, default_target
+from rlflow_tvm.kernels.tuned import marked
 
 
 def _comparison(error: float) -> Comparison:
@@ -23,7 +26,7 @@ def _comparison(error: float) -> Comparison:
         Row(UNSEARCHED, 1e-3, quartiles, 1e-6),
         Row(ONNXRUNTIME, 1e-3, quartiles, None),
     )
-    return Comparison(rows, UNSEARCHED, 1.0, None, 1.0, ONNXRUNTIME)
+    return Comparison(rows, UNSEARCHED, 1.0, None, None, 1.0, ONNXRUNTIME)
 
 
 @pytest.mark.parametrize("error", [0.5, math.inf, math.nan])
@@ -52,3 +55,35 @@ def test_the_command_shows_the_table_first(tmp_path, monkeypatch, capsys) -> Non
     assert "inf of range" in printed.out
     assert "error: outputs differ" in printed.err
     assert json.loads(figures.read_text())["rows"][0]["error"] is None
+
+
+def test_tuned_kernels_have_a_row_of_their_own(tmp_path) -> None:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [24, 24]) for name in "xyz"]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "y"], ["z"])], "g", values[:2], values[2:])
+    path = tmp_path / "product.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    mod, target = from_onnx(path), default_target()
+    asked = []
+
+    def schedule(func):
+        asked.append(func)
+        return marked(func)  # plain loops: correct, and slow
+
+    result = comparison.compare(mod, mod, path, target, [ONNXRUNTIME], choices=Choices(schedule=schedule), rounds=2)
+    result.check()
+    assert {row.name for row in result.rows} == {SEARCHED, UNSEARCHED, TUNED, ONNXRUNTIME}
+    assert len(asked) == 2  # to see whether there is one, and for its own row: the others have none
+    assert result.tuning_gain is not None
+    untuned = comparison.compare(mod, mod, path, target, [], rounds=2)
+    assert untuned.tuning_gain is None
+    assert {row.name for row in untuned.rows} == {SEARCHED, UNSEARCHED}
+
+
+def test_constant_outputs_are_told() -> None:
+    def measured(*outputs: np.ndarray) -> dict[str, EndToEnd]:
+        return {name: EndToEnd(((1e-3,),), outputs) for name in (SEARCHED, UNSEARCHED)}
+
+    constant, varied = np.full((1, 8), 0.125, "float32"), np.arange(3, dtype="int64")
+    assert comparison.summary(measured(constant)).constant_outputs
+    assert not comparison.summary(measured(constant, varied)).constant_outputs
+    assert not comparison.summary(measured(np.float32(1.0).reshape(()))).constant_outputs

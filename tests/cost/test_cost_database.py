@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlflow_tvm.cost import KernelDatabase, Measurement, default_path
+from rlflow_tvm.cost.database import TunedRow
 from rlflow_tvm.errors import CostError
 
 GOOD = Measurement(run_secs=2.5e-4, repeats=7, spread=0.02)
@@ -90,6 +91,24 @@ def test_other_schema_version(tmp_path):
     with pytest.raises(CostError, match=r"k\.sqlite has schema version 99.*move the file away"):
         KernelDatabase(path)
     assert path.exists()
+
+
+def test_earlier_schema_is_brought_to_the_present_one(tmp_path):
+    path = tmp_path / "k.sqlite"
+    with KernelDatabase(path) as database:
+        database.put("k", "t", "1", GOOD)
+    with sqlite3.connect(path) as raw:  # as version 1 left it
+        raw.execute("DROP TABLE tuned_schedule")
+        raw.execute("PRAGMA user_version = 1")
+    raw.close()
+    row = TunedRow("[]", 1e-3, 2e-3, 16)
+    with KernelDatabase(path) as database:
+        assert database.get("k", "t", "1") == GOOD
+        assert database.get_tuned("k", "t", "1") is None
+        database.put_tuned("k", "t", "1", row)
+    with KernelDatabase(path) as database:
+        assert database.get_tuned("k", "t", "1") == row
+        assert database.get_tuned("k", "t", "2") is None
 
 
 def test_somebody_elses_database(tmp_path):

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
-from rlflow_tvm.kernels import Lowering, default_target, pipeline, schedule_kernel
+from rlflow_tvm.kernels import Choices, Lowering, default_target, pipeline, schedule_kernel
 from rlflow_tvm.kernels.choice import Choice
 from rlflow_tvm.kernels.llvm import winograd_legalize
 from rlflow_tvm.kernels.llvm.conv_compute import ConvShape
@@ -46,7 +46,7 @@ def error(conv: Conv, size: int, target: tvm.target.Target = TARGET) -> float:
     func = mod["main"]
     bound = func.bind_params({func.params[-1]: tvm.runtime.tensor(arguments.pop("kernel"))})
     choose = partial(pick, f"winograd{size}")
-    executable = tvm.compile(tvm.IRModule({"main": bound}), target, relax_pipeline=pipeline(target, choose))
+    executable = tvm.compile(tvm.IRModule({"main": bound}), target, relax_pipeline=pipeline(target, Choices(choose)))
     machine = relax.VirtualMachine(executable, tvm.cpu())
     result = machine["main"](*(tvm.runtime.tensor(value) for value in arguments.values())).numpy()
     assert result.shape == expected.shape
@@ -158,7 +158,7 @@ def test_operator_before_stays_outside():
     mod = tvm.IRModule({"main": builder.get()["main"].bind_params({w: tvm.runtime.tensor(weight)})})
 
     def run(choose):
-        executable = tvm.compile(mod, TARGET, relax_pipeline=pipeline(TARGET, choose))
+        executable = tvm.compile(mod, TARGET, relax_pipeline=pipeline(TARGET, Choices(choose)))
         return relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(data)).numpy()
 
     np.testing.assert_allclose(run(partial(pick, "winograd4")), run(partial(pick, "direct")), atol=2e-4)
