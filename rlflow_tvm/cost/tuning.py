@@ -6,13 +6,14 @@ every schedule tried is kept in MetaSchedule's own beside it, so that asking for
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -196,7 +197,7 @@ def _tried(records: ms.Database, module: tvm.IRModule) -> int:
 def _folder(database: KernelDatabase, timer: KernelTimer) -> Iterator[Path]:
     """The folder of MetaSchedule's database for this target and version; a passing one beside one that lives in memory.
 
-    A line that a killed process left half-written is taken off first.
+    A line that a killed process left half-written is taken off first. CostError while another process has the folder.
     """
     if database.path == ":memory:":
         with tempfile.TemporaryDirectory() as name:
@@ -204,17 +205,22 @@ def _folder(database: KernelDatabase, timer: KernelTimer) -> Iterator[Path]:
         return
     about = f"{timer.target_key}\n{timer.version}"
     folder = Path(database.path).parent / "tuning" / hashlib.sha256(about.encode()).hexdigest()[:16]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "about.txt").write_text(about + "\n")
-        for path in folder.glob("database_*.json"):
-            text = path.read_bytes()
-            whole = text[: text.rfind(b"\n") + 1]
-            if whole != text:
-                path.write_bytes(whole)
-    except OSError as error:
-        raise CostError(f"{folder}: cannot be written ({error.strerror}): free or unlock its disk") from error
-    yield folder
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "about.txt").write_text(about + "\n")
+            lock = stack.enter_context((folder / "lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for path in folder.glob("database_*.json"):
+                text = path.read_bytes()
+                whole = text[: text.rfind(b"\n") + 1]
+                if whole != text:
+                    path.write_bytes(whole)
+        except BlockingIOError as error:
+            raise CostError(f"{folder}: another process is tuning with this database: wait for it to end") from error
+        except OSError as error:
+            raise CostError(f"{folder}: cannot be written ({error.strerror}): free or unlock its disk") from error
+        yield folder
 
 
 @contextmanager

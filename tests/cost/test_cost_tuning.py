@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from dataclasses import replace
 
@@ -100,6 +101,15 @@ def test_half_a_line_is_taken_off(tuned, target):
         (more,) = tune([kernel], timer, wanted)
     assert more.row.trials == wanted
     assert len(records(path)) == wanted
+
+
+def test_two_do_not_tune_at_once(tuned, target):
+    path, kernel, _ = tuned
+    (folder,) = path.parent.glob("tuning/*")
+    with KernelDatabase(path) as database, KernelTimer(target, database) as timer, (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(CostError, match="another process is tuning"):
+            tune([kernel], timer, 1000)
 
 
 def test_a_schedule_for_another_kernel_is_refused(tuned, target):
