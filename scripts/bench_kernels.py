@@ -3,10 +3,9 @@
 Each distinct operator is compiled alone, by `rlflow_tvm.pipeline` and by `torch.compile`, weights being constants for
 both; both are called in turns, in processes of their own with the same number of threads, on the same operands, which
 lie wherever the call before left them. A line an operator: median times, torch's time over ours, GFLOP/s, and share of
-the peak rate measured in the same run. Operations are counted as the definition has them, so a Winograd convolution
-may come above 1; where an operator's bytes take longer than its operations, the share is that of the measured
-bandwidth. What is measured is written to --out as it comes, and operators that are there already are not measured
-again.
+the peak: of the rate of multiply-adds that stay in registers, measured in turns with the two. Operations are counted as
+the definition has them, so a Winograd convolution may come above 1. What is measured is written to --out as it comes,
+and operators that are there already are not measured again.
 """
 
 from __future__ import annotations
@@ -29,9 +28,10 @@ from tvm import relax
 
 from rlflow_tvm import from_onnx
 from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
-from rlflow_tvm.cost import Candidate, Roofline, Runners, export_library, measure_roofline
+from rlflow_tvm.cost import Candidate, Runners, export_library, export_peak, peak_flops
 from rlflow_tvm.ir import detach
 from rlflow_tvm.kernels import Choice, explain, num_cores, pipeline
+from rlflow_tvm.kernels.split import all_bindings, variables_of
 from rlflow_tvm.verify import range_error
 
 MODELS = tuple(f"zoo:{n}" for n in ("resnet18", "resnet50", "squeezenet1.1", "inception-v3", "bert-base", "vit-base"))
@@ -68,11 +68,6 @@ class Operator:
         terms = left[-1] if self.call.op.name == "relax.matmul" else math.prod(right[1:])
         return 2 * math.prod(out) * terms
 
-    @property
-    def bytes(self) -> int:
-        """Of both operands and the result, each once."""
-        return 4 * sum(math.prod(shape) for shape in self.shapes)
-
 
 class Torch(torch.nn.Module):
     """The operator as torch has it."""
@@ -98,21 +93,18 @@ def operators(model: str) -> Iterator[Operator]:
     """The products and convolutions of a model, in order."""
     main = detach(from_onnx(model_path(model))).mod["main"]
     weights = set(main.params[int(main.attrs["num_input"]) :])
-    known = set(weights)
-    for block in main.body.blocks:
-        for binding in block.bindings:
-            call = binding.value
-            if not isinstance(call, relax.Call):
-                continue
-            if all(arg in known for arg in call.args if isinstance(arg, relax.Var)):
-                known.add(binding.var)  # made of weights alone
-            elif isinstance(call.op, tvm.ir.Op) and call.op.name in OPERATORS:
-                names = [relax.Var(name, arg.ty) for name, arg in zip(("x", "y"), call.args, strict=True)]
-                alone = relax.BlockBuilder().normalize(relax.Call(call.op, names, call.attrs))
-                yield Operator(alone, call.args[1] in known)
+    for binding in all_bindings(main):
+        call = binding.value
+        read = variables_of(call)
+        if read and all(var in weights for var in read):
+            weights.add(binding.var)  # made of weights alone
+        elif isinstance(call, relax.Call) and isinstance(call.op, tvm.ir.Op) and call.op.name in OPERATORS:
+            names = [relax.Var(name, arg.ty) for name, arg in zip(("x", "y"), call.args, strict=True)]
+            alone = relax.BlockBuilder().normalize(relax.Call(call.op, names, call.attrs))
+            yield Operator(alone, call.args[1] in weights)
 
 
-def bench(operator: Operator, target: tvm.target.Target, runners: Runners, rounds: int, best: Roofline) -> dict:
+def bench(operator: Operator, target: tvm.target.Target, runners: Runners, rounds: int) -> dict[str, Any]:
     """One operator's figures."""
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(shape).astype("float32") for shape in operator.shapes[:2]]
@@ -128,15 +120,21 @@ def bench(operator: Operator, target: tvm.target.Target, runners: Runners, round
         candidates = {
             "ours": export_library(mod, target, Path(folder) / "ours.so", pipeline(target)),
             "torch": Candidate("torch", Path(folder) / "torch.pt2"),
+            "peak": export_peak(target, Path(folder) / "peak.so"),
         }
         measured = runners.measure(candidates, inputs, rounds)
     ours, theirs = measured["ours"], measured["torch"]
-    least = max(operator.flops / best.flops_per_sec, operator.bytes / best.bytes_per_sec)
+    peak = [peak_flops(target) / secs for secs in measured["peak"].round_secs]
+    share, torch_share = (
+        float(np.median([operator.flops / secs / best for secs, best in zip(each.round_secs, peak, strict=True)]))
+        for each in (ours, theirs)
+    )
     return {
         "operator": str(operator), "rules": rules, "run_secs": ours.run_secs, "torch_secs": theirs.run_secs,
         "ratio": float(np.median([b / a for a, b in zip(ours.round_secs, theirs.round_secs, strict=True)])),
-        "flops_per_sec": operator.flops / ours.run_secs, "share_of_peak": least / ours.run_secs,
-        "torch_share_of_peak": least / theirs.run_secs, "difference": range_error(ours.outputs, theirs.outputs),
+        "flops_per_sec": operator.flops / ours.run_secs, "share_of_peak": share,
+        "torch_share_of_peak": torch_share, "peak": float(np.median(peak)),
+        "difference": range_error(ours.outputs, theirs.outputs),
     }  # fmt: skip
 
 
@@ -153,19 +151,19 @@ def main() -> None:
     todo: dict[str, Operator] = {}
     for model in arguments.models:
         todo.update({str(each): each for each in operators(model) if str(each) not in known})
-    best = measure_roofline(target)
     with Runners(num_cores(target), timeout_secs=600.0) as runners, progress_bar("operators") as bar:
         for number, (name, operator) in enumerate(todo.items()):
             bar(number, len(todo), name)
-            rows.append(bench(operator, target, runners, arguments.rounds, best))
+            rows.append(bench(operator, target, runners, arguments.rounds))
             write_json(arguments.out, rows)
-    show(rows, best)
+    show(rows)
 
 
-def show(rows: list[dict[str, Any]], best: Roofline) -> None:
+def show(rows: list[dict[str, Any]]) -> None:
     """The table, the least share of the peak first, and its medians."""
     console = Console(width=150)
-    console.print(f"best rates: {best.flops_per_sec / 1e9:.0f} GFLOP/s, {best.bytes_per_sec / 1e9:.1f} GB/s")
+    peaks = [row["peak"] / 1e9 for row in rows]
+    console.print(f"peak: {np.median(peaks):.0f} GFLOP/s ({min(peaks):.0f} to {max(peaks):.0f})", highlight=False)
     table = Table()
     for column in ("operator", "rule", "ours, us", "torch, us", "ratio", "GFLOP/s", "of peak", "torch's", "difference"):
         table.add_column(column, justify="left" if column in ("operator", "rule") else "right")

@@ -18,7 +18,7 @@ from rlflow_tvm.cost.machine import target_key
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.memory import peak_bytes
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
-from rlflow_tvm.cost.roofline import Roofline, measure_roofline
+from rlflow_tvm.cost.roofline import Roofline, export_peak, measure_roofline, peak_flops
 from rlflow_tvm.cost.timer import KernelTimer
 from rlflow_tvm.cost.tuned import TunedSchedules
 from rlflow_tvm.cost.tuning import LEAST_TRIALS, Tuned, tune
@@ -39,6 +39,7 @@ __all__ = [
     "TunedSchedules",
     "default_path",
     "export_library",
+    "export_peak",
     "graph_cost",
     "kernel_bytes",
     "link_library",
@@ -47,6 +48,7 @@ __all__ = [
     "measure_module",
     "measure_roofline",
     "peak_bytes",
+    "peak_flops",
     "target_key",
     "tune",
 ]

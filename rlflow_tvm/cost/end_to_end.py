@@ -23,7 +23,7 @@ from rlflow_tvm.kernels import BY_SHAPE, Choices, pipeline
 _RUNNER = "rlflow_tvm.cost.runner"
 _BURST_SECS = 0.3
 _MIN_CALLS = 2
-_MAX_CALLS = 200
+_MAX_CALLS = 5000
 _SLOW_SECS = 1.0  # a call this long is a burst by itself: waking threads and filling caches no longer shows in it
 
 
@@ -36,6 +36,8 @@ class Candidate:
 
     kind: Literal["tvm", "onnx", "torch"]
     path: str | os.PathLike[str]
+    inputs: tuple[np.ndarray, ...] | None = None
+    """Of its own, where they are not those of all candidates."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def measure_interleaved(
 
     `inputs` in the order of the models' parameters. `threads`: worker threads of each candidate (default: usable
     processors). Each lives in a process of its own and sleeps while it is not its turn. A burst lasts about 0.3 s, at
-    least two calls, and its first call, which wakes threads and fills caches, is not timed; a model that takes longer
+    least two calls, and its first calls, which wake threads and fill caches, are not timed; a model that takes longer
     than a second is called once a burst.
     `on_progress(done, total)` counts bursts. CostError naming the candidate that fails, takes longer than
     `timeout_secs` for a request, or needs ONNX Runtime where that is not installed.
@@ -166,7 +168,11 @@ class Runners:
                 if name not in self._runners:
                     self._runners[name] = _Runner(name, self._threads, self._timeout_secs)
                 runners[name] = self._runners[name]
-                runners[name].load(candidate, folder / "inputs.npz", folder / f"outputs{index}.npz")
+                given = folder / "inputs.npz"
+                if candidate.inputs is not None:
+                    given = folder / f"inputs{index}.npz"
+                    write_arrays(given, list(candidate.inputs))
+                runners[name].load(candidate, given, folder / f"outputs{index}.npz")
             times: dict[str, list[tuple[float, ...]]] = {name: [] for name in candidates}
             for turn in range(rounds):
                 for place, (name, runner) in enumerate(runners.items()):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 
+import numpy as np
 import tvm
-from tvm import s_tir, te, tirx
+from tvm import relax, s_tir, te, tirx
 
+from rlflow_tvm.cost.end_to_end import Candidate, export_library
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
 from rlflow_tvm.cost.timer import KernelTimer
 from rlflow_tvm.errors import CostError
 from rlflow_tvm.kernels import Kernel, num_cores, vector_lanes
+from rlflow_tvm.kernels.pipeline import finalize
 
 _ACCUMULATORS = 12  # vectors of sums: enough to hide the latency of an addition, few enough for 16 registers
 _DEPTH = 256  # multiply-adds of an accumulator in one pass over operands that stay in the first cache
@@ -44,8 +48,29 @@ def measure_roofline(target: tvm.target.Target) -> Roofline:
             raise CostError(f"cannot measure the machine's rate of {kernel.name}: {measurement.error}")
         secs.append(measurement.run_secs)
     arithmetic, copy = secs
-    flops = 2 * num_cores(target) * _PASSES * _DEPTH * _ACCUMULATORS * vector_lanes(target)
-    return Roofline(flops / arithmetic, kernel_bytes(kernels[1].func) / copy)
+    return Roofline(peak_flops(target) / arithmetic, kernel_bytes(kernels[1].func) / copy)
+
+
+def peak_flops(target: tvm.target.Target) -> int:
+    """Operations of one run of what `export_peak` makes."""
+    return 2 * num_cores(target) * _PASSES * _DEPTH * _ACCUMULATORS * vector_lanes(target)
+
+
+def export_peak(target: tvm.target.Target, path: str | os.PathLike[str]) -> Candidate:
+    """The multiply-adds of `measure_roofline` as a candidate of `measure_interleaved`, to be timed beside others."""
+    func = _multiply_adds(target).without_attr("global_symbol")
+    shapes = [tuple(int(extent) for extent in param.ty.shape) for param in func.params]
+    operands = [relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes[:-1])]
+    builder = relax.BlockBuilder()
+    callee = builder.add_func(func, "multiply_adds")
+    with builder.function("main", operands, attrs={"num_input": len(operands)}):
+        with builder.dataflow():
+            sums = relax.call_tir(callee, operands, relax.TensorType(shapes[-1], "float32"))
+            output = builder.emit_output(sums)
+        builder.emit_func_output(output)
+    scheduled = tvm.transform.module_pass(lambda mod, _context: finalize(mod, target), opt_level=0)
+    library = export_library(builder.finalize(), target, path, scheduled)
+    return replace(library, inputs=tuple(np.ones(shape, "float32") for shape in shapes[:-1]))
 
 
 def _multiply_adds(target: tvm.target.Target) -> tirx.PrimFunc:

@@ -4,8 +4,8 @@ Requests are JSON objects with an "op":
 - "load": `kind` ("tvm": shared library, "onnx": for ONNX Runtime, "torch": exported program for torch.compile),
   `path`, `inputs` (npz), `outputs` (npz to write), `threads`. Takes the place of what was loaded before. Calls the
   model once; answers {"first_secs"} or {"error"}.
-- "burst": `calls`, `wake`. Answers {"samples": seconds of each call} or {"error"}; with `wake`, one more call comes
-  before them, which is not timed.
+- "burst": `calls`, `wake`. Answers {"samples": seconds of each call} or {"error"}; with `wake`, some more calls come
+  before them, which are not timed.
 
 Thread pools spin for a while after their work is done, for speed; here they would take the next candidate's
 cores. They may spin within their own burst, as they do in use, and the answer is held back until they sleep
@@ -24,6 +24,9 @@ from typing import Any
 
 import numpy as np
 
+# Threads that slept may be given one core together; it takes the system some milliseconds to move one away, in which
+# all goes at half speed.
+_WAKE_SECS = 0.03
 _QUIET_STEP_SECS = 0.02
 _QUIET_SHARE = 0.05  # of one core: below it the pool sleeps
 _QUIET_LIMIT_SECS = 5.0
@@ -79,8 +82,10 @@ def read_arrays(path: Path) -> list[np.ndarray]:
 
 
 def _burst(call: Call, calls: int, wake: bool) -> list[float]:
-    if wake:
+    woken = time.perf_counter()
+    while wake:
         call()
+        wake = time.perf_counter() - woken < _WAKE_SECS
     samples = []
     for _ in range(calls):
         started = time.perf_counter()

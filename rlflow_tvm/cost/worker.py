@@ -27,6 +27,7 @@ from rlflow_tvm.cost.caches import evict_before_runs
 from rlflow_tvm.cost.launch import measure_launch
 from rlflow_tvm.cost.machine import device_of
 from rlflow_tvm.cost.metrics import kernel_buffers
+from rlflow_tvm.kernels import tir_pipeline
 
 _ENTRY = "kernel"
 # Runs are repeated until they have taken this long, evicting included, within these bounds. The median of five cold
@@ -93,7 +94,8 @@ class _Worker:
 
     def _build(self, func: tirx.PrimFunc) -> tvm.runtime.Module:
         scheduled = self.schedule(func, self.target).with_attr("global_symbol", _ENTRY)
-        return tvm.compile(tvm.IRModule({_ENTRY: scheduled}), target=self.target).jit()
+        module = tvm.IRModule({_ENTRY: scheduled})
+        return tvm.compile(module, target=self.target, tir_pipeline=tir_pipeline(self.target)).jit()
 
     def _difference(self, func: tirx.PrimFunc, other: tirx.PrimFunc) -> float:
         """Greatest difference of a value in any buffer after a run of either, as a share of the buffer's range."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm.relax.pipeline import PIPELINE_MAP, register_pipeline
 
-from .build import compile_kernels
+from .build import compile_kernels, tir_pipeline
 from .choice import BY_SHAPE, Choice, Choices, Chooser, heuristic_choice
 from .explain import KernelRule, explain
 from .extract import Kernel, Lowered, Lowering, extract_kernels
@@ -49,5 +49,6 @@ __all__ = [
     "pipeline",
     "register",
     "schedule_kernel",
+    "tir_pipeline",
     "vector_lanes",
 ]

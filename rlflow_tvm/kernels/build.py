@@ -13,30 +13,35 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm.target import Target
 
+from .llvm.codegen import TIR_PIPELINE
+from .schedule import SCHEDULED_ATTR
 from .split import all_bindings, variables_of
 from .target import usable_processors
 
 _EXTERNAL_MODS = "external_mods"  # attribute in which `tvm.compile` looks for compiled code to link
 _NO_TESTS = "tirx.disable_assert"
-_LEAST = 2  # kernels from which on there is something to share
+_NOTHING = "rlflow_nothing"
+
+
+def tir_pipeline(target: Target) -> str:
+    """The name of TVM's pipeline from scheduled PrimFuncs to code for `target`."""
+    return TIR_PIPELINE if target.kind.name == "llvm" else "default"
 
 
 def compile_kernels(mod: tvm.IRModule, target: Target, threads: int | None = None) -> tvm.IRModule:
     """`mod` (lowered to virtual machine calls) with its PrimFuncs compiled and linked to it.
 
-    All but the smallest: `tvm.compile` makes a C source file where it finds none, and needs a C compiler then.
-    Kernels that read no argument of `main` are compiled without TVM's tests of shape, type and strides: what they are
-    given is what the module has allocated itself, and the tests are half of the code of a small kernel.
+    One that does nothing takes their place: `tvm.compile` makes a C source file where it finds none, and needs a C
+    compiler then. Kernels that read no argument of `main` are compiled without TVM's tests of shape, type and strides:
+    what they are given is what the module has allocated itself, and the tests are half of the code of a small kernel.
     `threads`: as many as there are processors usable here, if not given. The configuration of the current `PassContext`
     holds in all of them.
     """
     threads = usable_processors() if threads is None else threads
     funcs = {var: func for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
-    if len(funcs) < _LEAST:
+    if not funcs:
         return mod
     variables = list(funcs)
-    left = min(variables, key=lambda var: (_size(funcs[var]), var.name_hint))
-    variables = [var for var in variables if not var.same_as(left)]
     tested = called_with_arguments(mod["main"])
     context = tvm.transform.PassContext.current()
 
@@ -47,18 +52,24 @@ def compile_kernels(mod: tvm.IRModule, target: Target, threads: int | None = Non
             if chosen:
                 with _copy(context, {_NO_TESTS: True} if untested else {}):
                     kernels = tvm.IRModule({var: funcs[var] for var in chosen})
-                    modules.append(tvm.tirx.build(kernels, target=target, pipeline="default"))
+                    modules.append(tvm.tirx.build(kernels, target=target, pipeline=TIR_PIPELINE))
         return modules
 
     parts = deal([_size(funcs[var]) for var in variables], threads)
     with ThreadPoolExecutor(len(parts)) as pool:
         built = [module for modules in pool.map(build, parts) for module in modules]
     linked = {
-        var: func if var not in funcs or var.same_as(left) else relax.ExternFunc(str(func.attrs["global_symbol"]))
+        var: relax.ExternFunc(str(func.attrs["global_symbol"])) if var in funcs else func
         for var, func in mod.functions_items()
     }
+    linked[tvm.ir.GlobalVar(_NOTHING)] = _nothing()
     known = list(mod.attrs[_EXTERNAL_MODS]) if mod.attrs and _EXTERNAL_MODS in mod.attrs else []
     return tvm.IRModule(linked, attrs=mod.attrs).with_attr(_EXTERNAL_MODS, [*known, *built])
+
+
+def _nothing() -> tirx.PrimFunc:
+    func = tirx.PrimFunc([], tirx.Evaluate(tirx.IntImm("int32", 0)))
+    return func.with_attrs({"global_symbol": _NOTHING, SCHEDULED_ATTR: True})
 
 
 def called_with_arguments(main: relax.Function) -> set[tvm.ir.GlobalVar]:

@@ -10,7 +10,15 @@ import tvm
 from kernel_checks import TARGET, graph, random_arrays
 from tvm import relax, tirx
 
-from rlflow_tvm.kernels import Lowering, compile_kernels, explain, pipeline, schedule_kernel
+from rlflow_tvm.kernels import (
+    Lowering,
+    compile_kernels,
+    explain,
+    extract_kernels,
+    pipeline,
+    schedule_kernel,
+    tir_pipeline,
+)
 from rlflow_tvm.kernels.build import called_with_arguments, deal
 from rlflow_tvm.kernels.llvm.rules import RULES
 from rlflow_tvm.kernels.pipeline import bind_weights, finalize
@@ -52,9 +60,27 @@ def test_threads_change_no_result(threads: int, tmp_path: Path) -> None:
     np.testing.assert_array_equal(outputs(tvm.runtime.load_module(tmp_path / "exported.so")), expected)
 
 
-def test_few_kernels_need_no_thread() -> None:
-    mod = finalize(Lowering(TARGET).lower(graph(op.exp, [(3, 5)])).mod, TARGET)
-    assert compile_kernels(mod, TARGET, threads=8).same_as(mod)
+def test_one_kernel_needs_no_thread_and_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PATH", "CC", "CXX"):
+        monkeypatch.setenv(name, "/nowhere")
+    executable = tvm.compile(graph(op.exp, [(3, 5)]), TARGET, relax_pipeline=pipeline(TARGET))
+    (x,) = random_arrays([(3, 5)])
+    got = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
+    np.testing.assert_allclose(got, np.exp(x), rtol=1e-6)
+
+
+def test_sums_of_a_tile_lie_on_the_stack() -> None:
+    """TVM's own pipeline takes them from a pool, with two calls a tile."""
+    shapes = [(1, 64, 28, 28), (64, 64, 1, 1)]
+    (kernel,) = extract_kernels(graph(op.nn.conv2d, shapes, weights=1), TARGET)
+    scheduled = schedule_kernel(kernel.func, TARGET).with_attr("global_symbol", "kernel")
+    mod = tvm.IRModule({"kernel": scheduled})
+    theirs, ours = (
+        tvm.tirx.build(mod, target=TARGET, pipeline=name).inspect_source("ll")
+        for name in ("default", tir_pipeline(TARGET))
+    )
+    assert "TVMBackendAllocWorkspace" in theirs
+    assert "TVMBackendAllocWorkspace" not in ours
 
 
 def test_kernels_of_arguments_test_them() -> None:

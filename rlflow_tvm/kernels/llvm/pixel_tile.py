@@ -16,8 +16,6 @@ _LATENCY = 4.0  # cycles until a sum may be added to again
 _LOOP = 1.0  # cycles of the loop itself, per step
 _ACROSS = 1.5  # loads for a vector of which about half lie across two cache lines
 _TILE = 40.0  # cycles to begin and end a tile
-_WORKSPACE = 400.0  # cycles more where TVM does not keep the tile's sums on the stack
-_STACK_BYTES = 1024  # from this size on it does not
 _SHORT_RUNS = 2.0  # how much longer a byte of the data takes that is read in runs of one vector
 _OUT_OF_ORDER = 2.0  # how much longer a byte of the output takes that is written in short runs, row after row
 _MANY_PIXELS = 12  # vectors of pixels a core should have at least
@@ -76,7 +74,7 @@ class PixelProduct:
         width = vectors * lanes
         near = self.depth * (self.pixels if outside else width) * 4 <= ConvCost.FIRST_CACHE
         whole, tail = divmod(self.pixels, width)
-        each = _TILE + (_WORKSPACE if rows * width * 4 >= _STACK_BYTES else 0.0)
+        each = _TILE
         column = whole * (self.depth * self._step(rows, width, lanes, near) + each)
         if tail:
             column += self.depth * self._step(rows, tail, lanes, near) + each
