@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
 import tvm
 from tvm import relax
 
-from rlflow_tvm.cost import Candidate, EndToEnd, export_library, measure_interleaved, measure_module
+from rlflow_tvm.cost import Candidate, EndToEnd, Runners, export_library, measure_interleaved, measure_module
 from rlflow_tvm.cost import end_to_end as module
 from rlflow_tvm.cost.runner import read_arrays, write_arrays
 from rlflow_tvm.errors import CostError
@@ -56,7 +58,7 @@ def test_interleaved(library, onnx_file):
     assert list(results) == ["ours", "theirs", "again"]
     assert progress == [(i, 6) for i in range(1, 7)]
     for result in results.values():
-        assert [len(calls) for calls in result.rounds] == [200, 200]  # so small a model reaches the bound
+        assert [len(calls) for calls in result.rounds] == [5000, 5000]  # so small a model reaches the bound
         low, high = result.quartiles
         assert 0 < low <= result.run_secs <= high
     for name in ("ours", "again"):
@@ -64,6 +66,30 @@ def test_interleaved(library, onnx_file):
             np.testing.assert_array_equal(got, want)
     (got,) = results["theirs"].outputs
     np.testing.assert_array_equal(got, X - Y)
+
+
+def test_processes_take_one_model_after_the_other(library, onnx_file):
+    with Runners(2) as runners:
+        first = runners.measure({"one": library}, [X, Y], rounds=1)
+        own = replace(library, inputs=(Y, X))
+        second = runners.measure({"one": own, "two": onnx_file}, [X, Y], rounds=1)
+    np.testing.assert_array_equal(first["one"].outputs[0], X + Y)
+    np.testing.assert_array_equal(second["one"].outputs[1], X * Y)
+    np.testing.assert_array_equal(second["two"].outputs[0], X - Y)
+
+
+def test_torch_candidate(tmp_path):
+    torch = pytest.importorskip("torch")
+
+    class Sub(torch.nn.Module):
+        def forward(self, a, b):
+            return a - b, {"sum": a + b}
+
+    torch.export.save(torch.export.export(Sub(), (torch.from_numpy(X), torch.from_numpy(Y))), tmp_path / "sub.pt2")
+    result = measure_interleaved({"torch": Candidate("torch", tmp_path / "sub.pt2")}, [X, Y], rounds=1, threads=2)
+    difference, total = result["torch"].outputs
+    np.testing.assert_array_equal(difference, X - Y)
+    np.testing.assert_array_equal(total, X + Y)
 
 
 def test_measure_module_with_our_pipeline(target):

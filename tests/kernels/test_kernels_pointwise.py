@@ -10,11 +10,11 @@ import tvm
 from kernel_checks import graph, random_arrays
 from tvm import relax
 
-from rlflow_tvm.kernels import Lowering, default_target, pipeline, schedule_kernel
+from rlflow_tvm.kernels import Choices, Lowering, default_target, pipeline, schedule_kernel
 from rlflow_tvm.kernels.choice import Choice
 from rlflow_tvm.kernels.llvm.conv_tile import accumulator_registers
 from rlflow_tvm.kernels.llvm.implementations import IMPLEMENTATIONS
-from rlflow_tvm.kernels.llvm.pixel_tile import PixelProduct
+from rlflow_tvm.kernels.llvm.pixel_tile import PixelProduct, PixelTile
 
 TARGET = default_target()
 HASWELL = tvm.target.Target({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
@@ -55,7 +55,7 @@ def compute(
     main = mod["main"]
     bound = main.bind_params({main.params[-1]: tvm.runtime.tensor(weight)})
     executable = tvm.compile(
-        tvm.IRModule({tvm.ir.GlobalVar("main"): bound}), target, relax_pipeline=pipeline(target, pixels)
+        tvm.IRModule({tvm.ir.GlobalVar("main"): bound}), target, relax_pipeline=pipeline(target, Choices(pixels))
     )
     machine = relax.VirtualMachine(executable, tvm.cpu())
     result = machine["main"](*(tvm.runtime.tensor(array) for array in (data, *rest))).numpy()
@@ -83,6 +83,26 @@ def test_pixels_in_the_lanes(shape: tuple[int, ...], target: tvm.target.Target) 
     )
     assert rules == ["conv2d_pixels"]
     assert_close(result, np.maximum(product(data, weight) + bias, 0))
+
+
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2), (1, 3)], ids=str)
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+def test_pixels_copied_first(
+    shape: tuple[int, ...], groups: int, strides: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, inputs, outputs, height, width = shape
+    rows = next(r for r in range(min(8, outputs), 0, -1) if -(-outputs // r) % groups == 0 or r == 1)
+    if -(-outputs // rows) % groups:
+        pytest.skip("fewer channels than groups")
+    tile = PixelTile(rows, 3, False, 0.0, groups)
+    monkeypatch.setattr("rlflow_tvm.kernels.llvm.pixel_conv.pixel_tile", lambda *_: tile)
+    shapes = [(batch, inputs, height, width), (outputs, inputs, 1, 1), (1, outputs, 1, 1)]
+    result, (data, weight, bias), rules = compute(
+        lambda x, w, b: relax.op.nn.relu(relax.op.add(relax.op.nn.conv2d(x, w, strides=strides), b)), shapes, TARGET
+    )
+    assert rules == ["conv2d_pixels"]
+    assert_close(result, np.maximum(product(data, weight, strides) + bias, 0))
 
 
 @pytest.mark.parametrize(("size", "strides"), [((8, 8), (2, 2)), ((7, 9), (2, 1)), ((5, 31), (3, 2)), ((1, 1), (2, 2))])

@@ -17,7 +17,6 @@ from tvm.target import Target
 from ..target import num_cores, vector_lanes
 from .conv_compute import PAD_ATTR, ConvShape
 from .conv_legalize import conv_shape
-from .conv_tile import ConvCost
 from .pixel_tile import PixelProduct, PixelTile
 
 PIXELS_ATTR = "rlflow.conv2d_pixels"  # on the block of the products: [vectors of pixels in a tile, channels outside]
@@ -40,17 +39,14 @@ def is_pixel_conv(call: relax.Call, _weight: bool, _target: Target) -> bool:
 def pixel_tile(shape: ConvShape, target: Target) -> PixelTile:
     """The register tile of a convolution of this shape."""
     height, width = shape.out_size
-    product = PixelProduct(shape.batch, shape.out_channels, shape.in_channels, height * width)
+    strided = shape.strides != (1, 1)
+    product = PixelProduct(shape.batch, shape.out_channels, shape.in_channels, height * width, strided)
     return product.tile(vector_lanes(target), num_cores(target))
 
 
 def pixel_cycles(shape: ConvShape, target: Target) -> float:
     """What it costs, in cycles summed over the cores."""
-    cycles = num_cores(target) * pixel_tile(shape, target).cycles
-    if shape.strides == (1, 1):
-        return cycles
-    # the copy of the pixels that are used
-    return cycles + 2 * 4 * ConvCost.FAR_BYTE * shape.batch * shape.in_channels * shape.height * shape.width
+    return num_cores(target) * pixel_tile(shape, target).cycles
 
 
 def make_pixel_conv(target: Target) -> Callable[[relax.BlockBuilder, relax.Call], relax.Expr]:
@@ -90,24 +86,24 @@ def _convolution(data: te.Tensor, packed: te.Tensor, shape: ConvShape, tile: Pix
     height, width = shape.out_size
     rows = tile.rows
     stride_h, stride_w = shape.strides
-    source = data
-    if (stride_h, stride_w) != (1, 1):
-        source = te.compute(
-            (shape.batch, shape.in_channels, height, width),
-            lambda n, c, y, x: data[n, c, y * stride_h, x * stride_w],
-            name="every_other",
+    if tile.groups:
+        columns = te.compute(
+            (shape.batch, shape.in_channels, height * width),
+            lambda n, c, p: data[n, c, p // width * stride_h, p % width * stride_w],
+            name="columns",
             attrs={PAD_ATTR: 1},
         )
     i = te.reduce_axis((0, shape.in_channels), "i")
 
     def products(n: tirx.Var, block: tirx.Var, row: tirx.Var, p: tirx.Var) -> tvm.ir.Expr:
-        return te.sum(packed[block, i, row] * source[n, i, p // width, p % width], axis=i)
+        pixel = columns[n, i, p] if tile.groups else data[n, i, p // width, p % width]
+        return te.sum(packed[block, i, row] * pixel, axis=i)
 
     result = te.compute(
         (shape.batch, int(packed.shape[0]), rows, height * width),
         products,
         name="conv2d",
-        attrs={PIXELS_ATTR: [tile.vectors, int(tile.channels_outside)]},
+        attrs={PIXELS_ATTR: [tile.vectors, int(tile.channels_outside), tile.groups]},
     )
     return te.compute(
         (shape.batch, shape.out_channels, height, width),

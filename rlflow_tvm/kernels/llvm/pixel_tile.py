@@ -1,5 +1,8 @@
 """How many channels and vectors of pixels one register tile of a pixel convolution holds, and what that costs.
 
+The pixels of a tile lie apart in the image: a row of a few vectors for each input channel, in another page often, and
+across cache lines. Where many tiles of channels read them they are copied first, side by side.
+
 The model counts cycles of one core. A step of the reduction multiplies a column of weights with a row of pixels: it
 takes as long as its products, its loads, the latency of a sum, or the pixels' way from the second cache, whichever is
 longest. To that comes what is read and written beyond the second cache. Its constants were fitted to pointwise
@@ -8,6 +11,7 @@ convolutions of SqueezeNet, ResNet-50 and Inception-v3 on an x86 server core wit
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from .conv_tile import ConvCost, accumulator_registers
@@ -18,9 +22,16 @@ _ACROSS = 1.5  # loads for a vector of which about half lie across two cache lin
 _TILE = 40.0  # cycles to begin and end a tile
 _SHORT_RUNS = 2.0  # how much longer a byte of the data takes that is read in runs of one vector
 _OUT_OF_ORDER = 2.0  # how much longer a byte of the output takes that is written in short runs, row after row
+_PAGE = 4096
+_PAGES = 64  # that a core finds at once: as many entries has the first level of its table of addresses
+_FAR_PAGE = 3.5  # cycles of a step more where each is in another page, of more than these
+_ACROSS_STEP = 3.5  # cycles of a step more where vectors lie across two lines
+_COPY = 5.0  # cycles to copy a vector of pixels
+_GATHER = 3.0  # how much longer that takes where pixels are left out
 _MANY_PIXELS = 12  # vectors of pixels a core should have at least
 _MAX_ROWS = 16
 _MAX_VECTORS = 6
+_MAX_GROUPS = 2  # of tiles of channels, for each core
 _FEW_CHANNELS = 8  # below this, rows need not divide the channels: the last tile would be most of them
 
 
@@ -30,34 +41,48 @@ class PixelTile:
 
     `channels_outside`: the tiles of one row of channels are computed one after the other, so that the output is written
     in its order and the data re-read from the second cache; otherwise those of one column of pixels, for data that does
-    not fit there.
+    not fit there. `groups`: in so many groups are the tiles of channels divided, each of which copies the column's
+    pixels and computes its tiles one after the other; 0 where the pixels are read as they lie.
     """
 
     rows: int
     vectors: int
     channels_outside: bool
     cycles: float
+    groups: int = 0
 
 
 @dataclass(frozen=True)
 class PixelProduct:
-    """`batch` products of (channels, depth) weights by (depth, pixels) data, float32."""
+    """`batch` products of (channels, depth) weights by (depth, pixels) data, float32.
+
+    `strided`: the pixels are some of an image's.
+    """
 
     batch: int
     channels: int
     depth: int
     pixels: int
+    strided: bool = False
 
     def tile(self, lanes: int, cores: int) -> PixelTile:
         """The tile with the fewest cycles on `cores` cores with vectors of `lanes` floats."""
         budget = accumulator_registers(lanes)
         outside = self._channels_outside(lanes, cores)
-        tiles = [
-            PixelTile(rows, vectors, outside, self._cycles(rows, vectors, outside, lanes, cores))
-            for rows in range(1, min(self.channels, _MAX_ROWS, budget) + 1)
-            if self.channels % rows == 0 or self.channels < _FEW_CHANNELS or rows == _FEW_CHANNELS
-            for vectors in range(1, min(-(-self.pixels // lanes), _MAX_VECTORS, budget // rows) + 1)
-        ]
+        tiles = []
+        for rows, vectors in itertools.product(
+            range(1, min(self.channels, _MAX_ROWS, budget) + 1),
+            range(1, min(-(-self.pixels // lanes), _MAX_VECTORS) + 1),
+        ):
+            whole = self.channels % rows == 0 or self.channels < _FEW_CHANNELS or rows == _FEW_CHANNELS
+            if rows * vectors > budget or not whole:
+                continue
+            if not self.strided:
+                tiles.append(PixelTile(rows, vectors, outside, self._cycles(rows, vectors, outside, lanes, cores)))
+            for groups in range(1, _MAX_GROUPS * cores + 1):
+                if -(-self.channels // rows) % groups == 0:
+                    cycles = self._copied_cycles(rows, vectors, groups, lanes, cores)
+                    tiles.append(PixelTile(rows, vectors, False, cycles, groups))
         return min(tiles, key=lambda tile: tile.cycles)
 
     def _channels_outside(self, lanes: int, cores: int) -> bool:
@@ -83,13 +108,35 @@ class PixelProduct:
         turns = -(-blocks * columns // cores)  # threads get equal numbers of tiles
         return column / columns * turns + self._traffic(blocks, columns, vectors, outside, cores)
 
+    def _copied_cycles(self, rows: int, vectors: int, groups: int, lanes: int, cores: int) -> float:
+        """As `_cycles`, with the pixels of a column copied for each of `groups` groups of tiles."""
+        whole, tail = divmod(self.pixels, vectors * lanes)
+        columns = whole + (tail > 0)
+        turns = -(-self.batch * groups * columns // cores)
+        tails = turns // columns if tail else 0  # of the core that has the fewest
+        full, last = (self._column(rows, count, groups, lanes) for count in (vectors, -(-tail // lanes)))
+        # a copy has many loads under way at once, however short the runs
+        traffic = self._traffic(self.batch * -(-self.channels // rows), columns, _MAX_VECTORS, False, cores)
+        return (turns - tails) * full + tails * last + traffic
+
+    def _column(self, rows: int, vectors: int, groups: int, lanes: int) -> float:
+        """Cycles to copy a column of `vectors` vectors and to multiply it with a group of tiles."""
+        copy = _COPY * (_GATHER if self.strided else 1.0) * self.depth * vectors
+        near = 4 * self.depth * (vectors * lanes + rows) <= ConvCost.FIRST_CACHE
+        lines = 0 if near else vectors
+        step = max(rows * vectors / 2, (rows + vectors) / 2, _LATENCY, lines * ConvCost.SECOND_LINE) + _LOOP
+        return copy + -(-self.channels // rows) // groups * (self.depth * step + _TILE)
+
     def _step(self, rows: int, pixels: int, lanes: int, near: bool) -> float:
         whole, tail = divmod(pixels, lanes)
         vectors = whole + (tail > 0)
         across = self.pixels % lanes > 0  # then rows begin anywhere in a line
         loads = rows + whole * (_ACROSS if across else 1.0) + (3.0 if tail > 1 else tail)
         lines = 0 if near else vectors + across
-        return max(rows * vectors / 2, loads / 2, _LATENCY, lines * ConvCost.SECOND_LINE) + _LOOP
+        pages = min(1.0, 4 * self.pixels / _PAGE)  # that each step begins
+        apart = _FAR_PAGE * pages if pages * self.depth > _PAGES else 0.0
+        busy = max(rows * vectors / 2, loads / 2, _LATENCY, lines * ConvCost.SECOND_LINE)
+        return busy + _LOOP + apart + (_ACROSS_STEP if across else 0.0)
 
     def _traffic(self, blocks: int, columns: int, vectors: int, outside: bool, cores: int) -> float:
         """Cycles of a core for what comes from beyond the second cache and goes there."""

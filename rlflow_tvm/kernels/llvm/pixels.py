@@ -7,11 +7,11 @@ from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
-from ..loops import own_loops
+from ..loops import own_loops, vectorise
 from ..target import vector_lanes
 from .conv import merge_pixels
 from .conv_compute import PAD_ATTR
-from .conv_loops import fold_epilogue, marked_blocks, schedule_pad
+from .conv_loops import fold_epilogue, marked_blocks
 from .elementwise import schedule_map
 from .pixel_conv import PIXELS_ATTR
 
@@ -32,8 +32,6 @@ class PixelConv(CPUScheduleRule):
         schedule_tile(sch, conv, out, target)
         for name in before:
             schedule_map(sch, sch.get_sblock(name), target)
-        for pad in marked_blocks(sch, PAD_ATTR):
-            schedule_pad(sch, pad)
         return sch
 
 
@@ -48,18 +46,27 @@ def schedule_tile(sch: s_tir.Schedule, conv: SBlockRV, out: SBlockRV, target: Ta
     """Tiles `out` (N, C, pixels), computes `conv` (N, tile, row, pixels) under each tile, keeps it in registers."""
     lanes = vector_lanes(target)
     _, _, rows, _ = (int(d) for d in sch.get(conv).writes[0].source.shape)
-    vectors, outside = (int(value) for value in sch.get(conv).annotations[PIXELS_ATTR])
+    vectors, outside, groups = (int(value) for value in sch.get(conv).annotations[PIXELS_ATTR])
     batch, channel, pixel = own_loops(sch, out)
-    channel, row = sch.split(channel, [None, rows])
     pixel, vector, lane = sch.split(pixel, [None, vectors, lanes])
-    order = (channel, pixel) if outside else (pixel, channel)
-    sch.reorder(batch, *order, row, vector, lane)
-    task = sch.fuse(batch, *order)
+    if groups:
+        group, channel, row = sch.split(channel, [groups, None, rows])
+        sch.reorder(batch, group, pixel, channel, row, vector, lane)
+        task, tile = sch.fuse(batch, group, pixel), channel
+    else:
+        channel, row = sch.split(channel, [None, rows])
+        order = (channel, pixel) if outside else (pixel, channel)
+        sch.reorder(batch, *order, row, vector, lane)
+        task = tile = sch.fuse(batch, *order)
     sch.parallel(task)
     sch.unroll(row)
     sch.unroll(vector)
     sch.vectorize(lane)
-    sch.compute_at(conv, task, preserve_unit_loops=True)
+    sch.compute_at(conv, tile, preserve_unit_loops=True)
+    if groups:
+        (columns,) = marked_blocks(sch, PAD_ATTR)
+        sch.compute_at(columns, task, preserve_unit_loops=True)
+        vectorise(sch, sch.get_loops(columns)[-1], lanes, unroll=True)
     batch, block, row, pixel, depth = own_loops(sch, conv)
     vector, lane = sch.split(pixel, [vectors, lanes])
     sch.reorder(depth, batch, block, row, vector, lane)
