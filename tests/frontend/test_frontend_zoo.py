@@ -27,6 +27,11 @@ def test_an_unknown_name() -> None:
         zoo.load("alexnet2")
 
 
+def test_only_exported_models_have_a_torch_module() -> None:
+    with pytest.raises(FrontendError, match="'light_squeezenet' is no torch model: there are bert-base"):
+        zoo.torch_module("light_squeezenet")
+
+
 @pytest.mark.parametrize("missing", ["torch", "transformers", "onnxscript"])
 def test_a_missing_extra(missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RLFLOW_TVM_HOME", str(tmp_path))
