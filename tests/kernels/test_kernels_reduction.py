@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tvm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_checks import check, graph, random_arrays, run
+from kernel_checks import TARGET, check, graph, random_arrays, run
 from tvm import relax
+
+from rlflow_tvm.kernels import extract_kernels, schedule_kernel
 
 op = relax.op
 LENGTHS = [1, 7, 16, 31, 64, 197, 300]
@@ -68,6 +71,22 @@ def test_reductions_over_any_axes(shape: tuple[int, ...], data: st.DataObject, k
         return np.asarray(getattr(np, name)(np.exp(x), axis=tuple(axes), keepdims=keepdims))
 
     check(build, expected, [shape], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 3, 11), (1, 3, 1, 11), (1, 33), (1, 1, 5, 1, 27), (1, 131)])
+def test_nothing_beyond_the_input_is_read(shape: tuple[int, ...]) -> None:
+    """Chunks that do not fill the axis, axes of extent 1 beside it, and NaN behind the input."""
+    mod = graph(lambda x: op.sum(x, axis=list(range(1, len(shape)))), [shape])
+    (kernel,) = extract_kernels(mod, TARGET)
+    func = schedule_kernel(kernel.func, TARGET).with_attr("global_symbol", "main")
+    size = int(np.prod(shape))
+    whole = np.full(size + 4096, np.nan, "float32")
+    start = -(whole.ctypes.data // 4) % 16  # kernels rely on 64 bytes
+    inside = whole[start : start + size].reshape(shape)
+    inside[...] = random_arrays([shape])[0]
+    result = tvm.runtime.tensor(np.empty(1, "float32"))
+    tvm.tirx.build(tvm.IRModule({"main": func}), target=TARGET)["main"](tvm.runtime.from_dlpack(inside), result)
+    np.testing.assert_allclose(result.numpy(), inside.astype("float64").sum(), rtol=0, atol=1e-4)
 
 
 def test_long_sum_is_split_into_vector_sums() -> None:

@@ -130,7 +130,8 @@ def _split_off(sch: s_tir.Schedule, summed: LoopRV, axis: int, width: int) -> No
     if length % width:
         # compute_at forgets the predicate of the last, partly filled chunk: keep it where peel_tails finds it
         axes = sch.get(partial).iter_vars
-        reduced = next(a.var.name for a in axes if a.iter_type == tirx.IterVar.CommReduce)
+        # the one that the chunks are counted by: axes of one step that were summed with it have stayed
+        reduced = next(a.var.name for a in axes if a.iter_type == tirx.IterVar.CommReduce and int(a.dom.extent) > 1)
         sch.annotate(partial, LIMIT_ATTR, [reduced, axes[0].var.name, width, length])
 
 
