@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
 import tvm
 from tvm import relax, tirx
 from tvm.target import Target
 
 from rlflow_tvm.ir import num_inputs
 
-from .build import compile_kernels
+from .build import compile_kernels, copy_context, link_kernels
 from .choice import BY_SHAPE, Choices
 from .extract import Lowered, Lowering
 from .schedule import schedule_kernel
@@ -33,11 +36,28 @@ def pipeline(target: Target | str | dict | None = None, choices: Choices = BY_SH
         chosen = default_target() if chosen is None else as_target(chosen)
         with chosen:
             lowered = Lowering(chosen, choices.implementation).lower(_all_inputs(mod))
-            final = finalize(bind_weights(lowered), chosen, choices)
+            if chosen.kind.name == "llvm":
+                return _compiled(lowered, chosen, choices)
             # for another kind of target `tvm.compile` divides the code between host and device itself
-            return compile_kernels(final, chosen) if chosen.kind.name == "llvm" else final
+            return finalize(bind_weights(lowered), chosen, choices)
 
     return run
+
+
+def _compiled(lowered: Lowered, target: Target, choices: Choices) -> tvm.IRModule:
+    """The module with its kernels compiled; the weights are worked on while they are."""
+    lowered = replace(lowered, mod=relax.transform.RewriteDataflowReshape()(lowered.mod))
+    context = copy_context(tvm.transform.PassContext.current(), {})
+
+    def weights() -> dict[relax.Var, tvm.runtime.Tensor]:
+        with context:
+            return _derived(lowered)
+
+    with ThreadPoolExecutor(1) as pool:
+        derived = pool.submit(weights)
+        libraries = compile_kernels(lowered.mod, target, lambda func: schedule_kernel(func, target, choices))
+        mod = _bind(lowered, derived.result())
+    return link_kernels(_to_virtual_machine(mod), libraries)
 
 
 def _all_inputs(mod: tvm.IRModule) -> tvm.IRModule:
@@ -52,22 +72,28 @@ def _all_inputs(mod: tvm.IRModule) -> tvm.IRModule:
 
 def bind_weights(lowered: Lowered) -> tvm.IRModule:
     """`lowered.mod` with its weights as constants, those computed from other weights being computed now."""
-    main = lowered.mod["main"]
-    values = dict(lowered.weights)
-    derived: dict[relax.Var, tvm.runtime.Tensor] = {}
-    if lowered.weight_only is not None:
-        params = lowered.weight_only["main"].params
-        host = default_target()
-        with host:
-            executable = tvm.compile(finalize(lowered.weight_only, host), host, relax_pipeline=None)
-        machine = relax.VirtualMachine(executable, tvm.cpu())
-        results = machine["main"](*(values[param.name] for param in params))
-        # by position: two variables of a function may have the same name
-        derived = dict(zip(main.params[-len(lowered.derived) :], results, strict=True))
+    return _bind(lowered, _derived(lowered))
+
+
+def _derived(lowered: Lowered) -> dict[relax.Var, tvm.runtime.Tensor]:
+    """The parameters of `lowered.mod` that are computed from weights, and their values."""
+    if lowered.weight_only is None:
+        return {}
+    params = lowered.weight_only["main"].params
+    host = default_target()
+    with host:
+        executable = tvm.compile(finalize(lowered.weight_only, host), host, relax_pipeline=None)
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    results = machine["main"](*(lowered.weights[param.name] for param in params))
+    # by position: two variables of a function may have the same name
+    return dict(zip(lowered.mod["main"].params[-len(lowered.derived) :], results, strict=True))
+
+
+def _bind(lowered: Lowered, derived: dict[relax.Var, tvm.runtime.Tensor]) -> tvm.IRModule:
+    main, values = lowered.mod["main"], lowered.weights
     direct = {param: values[param.name] for param in main.params if param not in derived and param.name in values}
-    bound = main.bind_params({**direct, **derived})
     mod = tvm.IRModule(dict(lowered.mod.functions_items()), attrs=lowered.mod.attrs)
-    mod["main"] = bound
+    mod["main"] = main.bind_params({**direct, **derived})
     return mod
 
 
@@ -77,8 +103,12 @@ def finalize(mod: tvm.IRModule, target: Target, choices: Choices = BY_SHAPE) -> 
         global_var: schedule_kernel(func, target, choices) if isinstance(func, tirx.PrimFunc) else func
         for global_var, func in mod.functions_items()
     }
+    plain = tvm.IRModule(scheduled, attrs=mod.attrs)
+    return _to_virtual_machine(relax.transform.RewriteDataflowReshape()(plain))
+
+
+def _to_virtual_machine(mod: tvm.IRModule) -> tvm.IRModule:
     passes = [
-        relax.transform.RewriteDataflowReshape(),
         relax.transform.ToNonDataflow(),
         relax.transform.RemovePurityChecking(),
         relax.transform.CallTIRRewrite(),
@@ -90,4 +120,4 @@ def finalize(mod: tvm.IRModule, target: Target, choices: Choices = BY_SHAPE) -> 
         relax.transform.VMShapeLower(),
         relax.transform.AttachGlobalSymbol(),
     ]
-    return tvm.transform.Sequential(passes)(tvm.IRModule(scheduled, attrs=mod.attrs))
+    return tvm.transform.Sequential(passes)(mod)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import tvm
 from kernel_checks import TARGET, graph, random_arrays
 from tvm import relax, tirx
 
+from rlflow_tvm.errors import KernelError
 from rlflow_tvm.kernels import (
     Lowering,
     compile_kernels,
@@ -19,7 +21,7 @@ from rlflow_tvm.kernels import (
     schedule_kernel,
     tir_pipeline,
 )
-from rlflow_tvm.kernels.build import called_with_arguments, deal
+from rlflow_tvm.kernels.build import called_with_inputs, link_kernels
 from rlflow_tvm.kernels.llvm.rules import RULES
 from rlflow_tvm.kernels.pipeline import bind_weights, finalize
 
@@ -36,8 +38,12 @@ def layers(x: relax.Expr, kernel: relax.Expr, weight: relax.Expr) -> relax.Expr:
 SHAPES = [(1, 3, 12, 12), (5, 3, 3, 3), (36, 7)]
 
 
-def finalized() -> tvm.IRModule:
-    return finalize(bind_weights(Lowering(TARGET).lower(graph(layers, SHAPES))), TARGET)
+def bound() -> tvm.IRModule:
+    return bind_weights(Lowering(TARGET).lower(graph(layers, SHAPES)))
+
+
+def compiled(mod: tvm.IRModule, threads: int, part: int = 1) -> list[tvm.runtime.Module]:
+    return compile_kernels(mod, TARGET, lambda func: schedule_kernel(func, TARGET), threads, part)
 
 
 def prim_funcs(mod: tvm.IRModule) -> list[str]:
@@ -50,8 +56,9 @@ def outputs(module: object) -> np.ndarray:
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 50])
 def test_threads_change_no_result(threads: int, tmp_path: Path) -> None:
-    plain = tvm.compile(finalized(), TARGET, relax_pipeline=None)
-    split = compile_kernels(finalized(), TARGET, threads)
+    mod = bound()
+    plain = tvm.compile(finalize(mod, TARGET), TARGET, relax_pipeline=None)
+    split = link_kernels(finalize(mod, TARGET), compiled(mod, threads))
     assert len(prim_funcs(split)) == 1
     executable = tvm.compile(split, TARGET, relax_pipeline=None)
     executable.export_library(tmp_path / "exported.so")
@@ -85,7 +92,7 @@ def test_sums_of_a_tile_lie_on_the_stack() -> None:
 
 def test_kernels_of_arguments_test_them() -> None:
     """A wrong argument is an error; kernels inside trust the memory that the module allocates."""
-    libraries = compile_kernels(finalized(), TARGET, threads=1).attrs["external_mods"]
+    libraries = compiled(bound(), threads=1, part=10_000)
     texts = [library.inspect_source("ll") for library in libraries]
     assert ["Expect" in text or "expect" in text for text in texts] == [True, False]
     executable = tvm.compile(graph(op.nn.softmax, [(3, 5)]), TARGET, relax_pipeline=pipeline(TARGET))
@@ -97,21 +104,34 @@ def test_views_of_arguments_are_arguments() -> None:
     def build(x: relax.Expr) -> relax.Expr:
         return op.nn.softmax(op.nn.relu(op.nn.softmax(op.reshape(x, (6, 4)))))
 
-    mod = finalize(Lowering(TARGET).lower(graph(build, [(8, 3)])).mod, TARGET)
+    mod = Lowering(TARGET).lower(graph(build, [(8, 3)])).mod
     first = next(row.name for row in explain(graph(build, [(8, 3)]), TARGET))
-    assert [var.name_hint for var in called_with_arguments(mod["main"])] == [first]
+    assert [var.name_hint for var in called_with_inputs(mod["main"])] == [first]
 
 
 def test_threads_see_the_configuration() -> None:
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
-        mod = compile_kernels(finalized(), TARGET, threads=2)
-    assert not any("xpect" in library.inspect_source("ll") for library in mod.attrs["external_mods"])
+        libraries = compiled(bound(), threads=2)
+    assert not any("xpect" in library.inspect_source("ll") for library in libraries)
 
 
-def test_work_is_dealt_out_evenly() -> None:
-    assert deal([5, 1, 1, 1, 4], 2) == [[0, 2], [1, 3, 4]]
-    assert deal([1, 1], 5) == [[0], [1]]
-    assert deal([], 3) == []
+def test_kernels_are_compiled_in_parts_of_about_one_size() -> None:
+    def names(part: int) -> list[list[str]]:
+        texts = [library.inspect_source("ll") for library in compiled(bound(), threads=2, part=part)]
+        return [re.findall(r"^define .*@__tvm_ffi_(?!main\()(\w+)\(", text, re.MULTILINE) for text in texts]
+
+    whole, single = names(10_000), names(1)
+    assert len(whole) == 2  # those that test their arguments, and the others
+    assert [len(group) for group in single] == [1] * sum(map(len, whole))
+    assert [name for group in whole for name in group] == [name for group in single for name in group]
+
+
+def test_a_kernel_that_cannot_be_scheduled_ends_the_build() -> None:
+    def refuse(func: tirx.PrimFunc) -> tirx.PrimFunc:
+        raise KernelError("no schedule rule takes it")
+
+    with pytest.raises(KernelError, match="no schedule rule"):
+        compile_kernels(bound(), TARGET, refuse)
 
 
 def test_every_kernel_has_a_rule() -> None:
