@@ -15,7 +15,7 @@ from rich.table import Table
 
 from rlflow_tvm import ApplyPlan, from_onnx
 from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
-from rlflow_tvm.cost import KernelDatabase, KernelTimer, default_path, kernel_flops, measure_roofline
+from rlflow_tvm.cost import KernelDatabase, KernelTimer, Temperatures, default_path, kernel_flops, measure_roofline
 from rlflow_tvm.kernels import Lowering, explain
 
 HEAVY_RULES = ("conv2d", "conv2d_pixels", "winograd", "matmul")
@@ -33,13 +33,13 @@ def main() -> None:
     best = measure_roofline(target)
     console = Console(width=150)
     console.print(f"best rates: {best.flops_per_sec / 1e9:.0f} GFLOP/s, {best.bytes_per_sec / 1e9:.1f} GB/s")
-    lowering, rows = Lowering(target), []
+    lowering, temperatures, rows = Lowering(target), Temperatures(target), []
     with KernelDatabase(default_path()) as database, KernelTimer(target, database) as timer:
         for model in arguments.models:
             mod = from_onnx(model_path(model))
             if arguments.plan:
                 mod = ApplyPlan(arguments.plan)(mod)
-            kernels = lowering.kernels(mod)
+            kernels = temperatures.kernels(lowering.launches(mod))
             rules = {row.key: row.rule for row in explain(mod, target)}
             with progress_bar(model) as bar:
                 measured = timer.measure(kernels, lambda done, total, show=bar: show(done, total))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 
+from rlflow_tvm.cost.temperature import Temperatures
 from rlflow_tvm.cost.timer import KernelTimer
 from rlflow_tvm.kernels import Choice, Chooser, Kernel, Lowering, heuristic_choice
+
+_REACH = 4  # the model that the operator belongs to is not known here; most touch some hundred megabytes
 
 
 class MeasuredChoice:
@@ -20,12 +23,14 @@ class MeasuredChoice:
         self._timer = timer
         self._measure = measure
         self._lowerings: dict[str, Lowering] = {}
+        self._temperatures = Temperatures(timer.target)
 
     def __call__(self, choice: Choice) -> str:
         heuristic = heuristic_choice(choice)
         costs: dict[str, float] = {}
         for option in choice.options:
-            secs = self._secs(self._lowering(option.name).kernels(choice.module()))
+            launches = self._lowering(option.name).launches(choice.module())
+            secs = self._secs(self._temperatures.kernels(launches, _REACH, part=True))
             if secs is None:
                 return heuristic
             costs[option.name] = secs
@@ -34,7 +39,7 @@ class MeasuredChoice:
 
     def _secs(self, kernels: list[Kernel]) -> float | None:
         """The kernels' times together, infinite where one failed; None where one is unknown and not to be measured."""
-        measured = self._timer.measure(kernels) if self._measure else [self._timer.lookup(k.key) for k in kernels]
+        measured = self._timer.measure(kernels) if self._measure else [self._timer.lookup(k) for k in kernels]
         total = 0.0
         for kernel, measurement in zip(kernels, measured, strict=True):
             if measurement is None:

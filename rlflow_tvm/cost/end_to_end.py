@@ -15,9 +15,12 @@ import tvm
 from tvm.support import cc
 
 from rlflow_tvm.cost.machine import cores, usable_cores
+from rlflow_tvm.cost.metrics import static_shape
+from rlflow_tvm.cost.operands import plain_array
 from rlflow_tvm.cost.runner import read_arrays, write_arrays
 from rlflow_tvm.cost.worker_process import WorkerCrashError, WorkerProcess, WorkerTimeoutError
 from rlflow_tvm.errors import CostError
+from rlflow_tvm.ir import num_inputs
 from rlflow_tvm.kernels import BY_SHAPE, Choices, pipeline
 
 _RUNNER = "rlflow_tvm.cost.runner"
@@ -102,17 +105,27 @@ def _check_linker(path: str | os.PathLike[str]) -> None:
 def measure_module(
     mod: tvm.IRModule,
     target: tvm.target.Target,
-    inputs: Sequence[np.ndarray],
+    inputs: Sequence[np.ndarray] | None = None,
     rounds: int = 5,
     choices: Choices = BY_SHAPE,
 ) -> EndToEnd:
     """Compile `mod` (bound form) with our pipeline, time it as a whole. Errors as in `measure_interleaved`.
 
-    Give the `choices` of the `CostModel` whose costs it is to be held against.
+    `inputs`: normal floats and zeros if not given. Give the `choices` of the `CostModel` whose costs it is to be held
+    against.
     """
     with tempfile.TemporaryDirectory() as folder:
         candidate = export_library(mod, target, Path(folder) / "model.so", pipeline(target, choices))
-        return measure_interleaved({"model": candidate}, inputs, rounds, threads=cores(target))["model"]
+        given = _plain_inputs(mod) if inputs is None else inputs
+        return measure_interleaved({"model": candidate}, given, rounds, threads=cores(target))["model"]
+
+
+def _plain_inputs(mod: tvm.IRModule) -> list[np.ndarray]:
+    main = mod["main"]
+    drawn = []
+    for param in main.params[: num_inputs(main)]:
+        drawn.append(plain_array(static_shape(param.ty.shape, f"input {param.name}"), str(param.ty.dtype)))
+    return drawn
 
 
 def measure_interleaved(

@@ -11,10 +11,12 @@ import tvm_ffi
 
 from rlflow_tvm.cost.choices import MeasuredChoice
 from rlflow_tvm.cost.database import KernelDatabase, default_path
+from rlflow_tvm.cost.end_to_end import measure_module
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.memory import peak_bytes
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
-from rlflow_tvm.cost.timer import KernelTimer
+from rlflow_tvm.cost.temperature import Temperatures
+from rlflow_tvm.cost.timer import KernelTimer, known_as
 from rlflow_tvm.cost.tuned import TunedSchedules
 from rlflow_tvm.kernels import BY_SHAPE, Choices, Kernel, Lowering
 
@@ -65,7 +67,8 @@ class CostModel:
         self.choices = Choices(MeasuredChoice(self.timer), TunedSchedules(self.timer)) if known else BY_SHAPE
         """Build what was priced here with `pipeline(target, choices)`; a tuned schedule only makes it faster."""
         self._lowering = Lowering(target, self.choices.implementation)
-        self._graphs: dict[int, GraphCost] = {}
+        self._temperatures = Temperatures(target)
+        self._graphs: dict[tuple[int, int | None], GraphCost] = {}
         self._counts: dict[str, tuple[int, int]] = {}
 
     @property
@@ -73,26 +76,42 @@ class CostModel:
         """Kernels that had to be measured since this object was made."""
         return self.timer.measured - self._measured_before
 
-    def cost(self, mod: tvm.IRModule, on_progress: Callable[[int, int], None] | None = None) -> GraphCost:
+    def cost(
+        self, mod: tvm.IRModule, on_progress: Callable[[int, int], None] | None = None, *, reach: int | None = None
+    ) -> GraphCost:
         """The cost of `mod`; `on_progress(done, total)` follows the kernels that have to be measured.
+
+        `reach`: how far away weights are, by default as far as this graph itself pushes them. Graphs that are held
+        against each other want one and the same, or a few bytes more or less may change the cost of every kernel.
 
         KernelError for an operator that cannot be lowered, CostError when nothing can be measured at all; a kernel
         that fails is no error but makes `run_secs` infinite.
         """
         self.asked += 1
-        key = tvm_ffi.structural_hash(mod)
+        key = (tvm_ffi.structural_hash(mod), reach)
         if key not in self._graphs:
             self.misses += 1
-            self._graphs[key] = self._cost(mod, on_progress)
+            self._graphs[key] = self._cost(mod, on_progress, reach)
         return self._graphs[key]
 
-    def kernels(self, mod: tvm.IRModule) -> list[Kernel]:
+    def kernels(self, mod: tvm.IRModule, reach: int | None = None) -> list[Kernel]:
         """The kernels that `cost` sums up."""
-        return self._lowering.kernels(mod)
+        return self._temperatures.kernels(self._lowering.launches(mod), reach)
+
+    def reach(self, mod: tvm.IRModule) -> int:
+        """How far away weights are when `mod` runs again and again (see `temperature`)."""
+        return self._temperatures.reach(self._lowering.launches(mod))
 
     def peak(self, mod: tvm.IRModule) -> int:
         """`GraphCost.peak_bytes` of `mod`, in bytes."""
         return peak_bytes(self._lowering.lower(mod).mod)
+
+    def end_to_end(self, mod: tvm.IRModule) -> float:
+        """Seconds of one run of `mod` (bound form) as a whole, built with what was chosen here; median of some rounds.
+
+        CostError where it cannot be linked or run.
+        """
+        return measure_module(mod, self.target, choices=self.choices).run_secs
 
     def close(self) -> None:
         """End the measuring worker."""
@@ -105,8 +124,8 @@ class CostModel:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _cost(self, mod: tvm.IRModule, on_progress: Callable[[int, int], None] | None) -> GraphCost:
-        kernels = self._lowering.kernels(mod)
+    def _cost(self, mod: tvm.IRModule, on_progress: Callable[[int, int], None] | None, reach: int | None) -> GraphCost:
+        kernels = self.kernels(mod, reach)
         measurements = self.timer.measure(kernels, on_progress)
         launches = sum(kernel.count for kernel in kernels)
         launch_secs = launches * self.timer.launch_secs() if launches else 0.0
@@ -125,7 +144,7 @@ class CostModel:
     def _failure(self, kernel: Kernel, measurement: Measurement) -> str:
         text = f"{kernel.name} ({kernel.key}): {measurement.error_kind}: {measurement.error}"
         database = self.timer.database
-        if database is None or database.get(kernel.key, self.timer.target_key, self.timer.version) is None:
+        if database is None or database.get(known_as(kernel), self.timer.target_key, self.timer.version) is None:
             return text
         return f"{text} [kept in {database.path}]"
 

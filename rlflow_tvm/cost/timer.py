@@ -22,25 +22,28 @@ from rlflow_tvm.errors import CostError
 DEFAULT_SCHEDULE = "rlflow_tvm.kernels:schedule_kernel"
 LAUNCH_KEY = "launch-overhead"  # reserved: no structural hash looks like this
 _LAUNCH_VERSION = "1"
+_METHOD = 2  # of measuring: part of the version, as times of different methods are not to be added up
 _WORKER = "rlflow_tvm.cost.worker"
 _START_LIMIT_SECS = 120.0
 _LAUNCH_LIMIT_SECS = 60.0
 
 
 class MeasurableKernel(Protocol):
-    """What the timer needs of a kernel (`rlflow_tvm.kernels.Kernel` has it)."""
+    """What the timer needs of a kernel (`rlflow_tvm.kernels.Kernel` has it, and says what these are)."""
 
     @property
     def func(self) -> tirx.PrimFunc: ...
     @property
     def key(self) -> str: ...
+    @property
+    def cold(self) -> str: ...
 
 
 class KernelTimer:
     """Measures kernels one after the other in a worker process that has the machine's cores to itself.
 
     The worker schedules the kernel with `schedule` ("module:function" of (PrimFunc, Target)), builds it, and times it
-    with its operands out of the private caches. What is known already, from memory or `database`, is not measured
+    with its operands as warm as the kernel says. What is known already, from memory or `database`, is not measured
     again; a kernel that failed is not tried again either, unless its worker was killed (SIGKILL), which is not stored.
     A kernel that takes too long, or whose worker is killed, has a second try. `version` names what the times depend on
     beside kernel and target: by default the kernel pipeline's version, for another `schedule` that function's name.
@@ -78,31 +81,36 @@ class KernelTimer:
         `on_progress(done, total)` is called after each kernel that had to be measured, `total` being their number.
         CostError when the worker cannot be started.
         """
-        todo = {kernel.key: kernel for kernel in kernels if self.lookup(kernel.key) is None}
-        for done, kernel in enumerate(todo.values(), start=1):
+        todo = {known_as(kernel): kernel for kernel in kernels if self.lookup(kernel) is None}
+        for done, (key, kernel) in enumerate(todo.items(), start=1):
             try:
-                measurement = self._measure(kernel.func)
-                self._store(kernel.key, self.version, measurement)
+                measurement = self._measure(kernel)
+                self._store(key, self.version, measurement)
             except WorkerKilledError as error:  # nothing that the kernel did: the next process tries again
                 measurement = Measurement(error=str(error), error_kind="crash")
             self.measured += 1
-            self._known[kernel.key] = measurement
+            self._known[key] = measurement
             if on_progress is not None:
                 on_progress(done, len(todo))
-        return [self._known[kernel.key] for kernel in kernels]
+        return [self._known[known_as(kernel)] for kernel in kernels]
 
-    def lookup(self, key: str) -> Measurement | None:
-        """What is known of the kernel with this key, without measuring."""
+    def lookup(self, kernel: MeasurableKernel) -> Measurement | None:
+        """What is known of a kernel, without measuring."""
+        key = known_as(kernel)
         if key not in self._known and self.database is not None:
             stored = self.database.get(key, self.target_key, self.version)
             if stored is not None:
                 self._known[key] = stored
         return self._known.get(key)
 
-    def time(self, func: tirx.PrimFunc, limit_secs: float | None = None) -> Measurement:
-        """Measure `func` (scheduled by the worker, unless it carries `tirx.is_scheduled`); nothing is remembered."""
+    def time(self, func: tirx.PrimFunc, limit_secs: float | None = None, cold: str = "") -> Measurement:
+        """Measure `func` (scheduled by the worker, unless it carries `tirx.is_scheduled`); nothing is remembered.
+
+        `cold` as in `Kernel`.
+        """
         try:
-            return self._ask({"op": "measure", "func": tvm.ir.save_json(func)}, limit_secs or self.timeout_secs)
+            request = {"op": "measure", "func": tvm.ir.save_json(func), "cold": cold}
+            return self._ask(request, limit_secs or self.timeout_secs)
         except WorkerKilledError as error:
             return Measurement(error=str(error), error_kind="crash")
 
@@ -152,8 +160,8 @@ class KernelTimer:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _measure(self, func: tirx.PrimFunc) -> Measurement:
-        request = {"op": "measure", "func": tvm.ir.save_json(func)}
+    def _measure(self, kernel: MeasurableKernel) -> Measurement:
+        request = {"op": "measure", "func": tvm.ir.save_json(kernel.func), "cold": kernel.cold}
         try:
             first = self._ask(request, self.timeout_secs)
         except WorkerKilledError:
@@ -193,9 +201,14 @@ class KernelTimer:
             self.database.put(key, self.target_key, version, measurement, tvm.__version__)
 
 
+def known_as(kernel: MeasurableKernel) -> str:
+    """What a measurement of `kernel` is kept under: its key and its operands' temperatures."""
+    return f"{kernel.key}/{kernel.cold}" if kernel.cold else kernel.key
+
+
 def _version_of(schedule: str) -> str:
     if schedule != DEFAULT_SCHEDULE:
         return schedule
     from rlflow_tvm.kernels import PIPELINE_VERSION  # here, as it is not needed with a schedule of one's own
 
-    return PIPELINE_VERSION
+    return f"{PIPELINE_VERSION}.{_METHOD}"

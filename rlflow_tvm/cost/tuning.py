@@ -71,7 +71,9 @@ def tune(
     shares = _shares(kernels, timer, trials)
     done, total = 0, sum(shares.values())
     results = []
-    for kernel in (kernel for kernel in kernels if kernel.key in shares):
+    # one schedule serves a kernel however warm its operands are; tried with those of its first launch
+    first = {kernel.key: kernel for kernel in reversed(kernels) if kernel.key in shares}
+    for kernel in reversed(first.values()):
         wanted = shares[kernel.key]
         row = database.get_tuned(kernel.key, timer.target_key, timer.version)
         if row is None or row.trials < wanted:
@@ -89,11 +91,10 @@ def tune(
 
 def _shares(kernels: Sequence[Kernel], timer: KernelTimer, trials: int) -> dict[str, int]:
     """Trials for each of the heaviest kernels, in proportion to the time that the graph spends in it."""
-    secs = {
-        kernel.key: kernel.count * measured.run_secs
-        for kernel, measured in zip(kernels, timer.measure(kernels), strict=True)
-        if measured.run_secs is not None and tunable(kernel.func)
-    }
+    secs: dict[str, float] = {}
+    for kernel, measured in zip(kernels, timer.measure(kernels), strict=True):
+        if measured.run_secs is not None and tunable(kernel.func):
+            secs[kernel.key] = secs.get(kernel.key, 0.0) + kernel.count * measured.run_secs
     chosen: list[str] = []
     for key in sorted(secs, key=lambda key: (-secs[key], key)):
         heavy = sum(secs[k] for k in chosen) >= _HEAVY_SHARE * sum(secs.values())
@@ -123,7 +124,7 @@ def _tune(
             count += 1
             on_trial(count)
 
-        candidates = Candidates(timer, note)
+        candidates = Candidates(timer, kernel.cold, note)
         context = ms.TuneContext(
             mod=module,
             target=timer.target,
@@ -165,8 +166,8 @@ def _settle(kernel: Kernel, timer: KernelTimer, best: tvm.s_tir.Schedule, trials
         return TunedRow(None, None, None, trials)
     own, tuned = [], []
     for _ in range(_TURNS):
-        own.append(timer.time(kernel.func))
-        tuned.append(timer.time(replayed))
+        own.append(timer.time(kernel.func, cold=kernel.cold))
+        tuned.append(timer.time(replayed, cold=kernel.cold))
     run_secs, rule_secs = _median(tuned), _median(own)
     return TunedRow(json.dumps(trace, default=_plain), run_secs, rule_secs, trials)
 

@@ -18,9 +18,12 @@ LIMIT_SECS = 10.0
 
 
 class Candidates:
-    """The builder and the runner of one tuning run: candidates wait here, not built, until the worker takes them."""
+    """The builder and the runner of one tuning run: candidates wait here, not built, until the worker takes them.
 
-    def __init__(self, timer: KernelTimer, on_trial: Callable[[Measurement], None]) -> None:
+    `cold` as in `Kernel`.
+    """
+
+    def __init__(self, timer: KernelTimer, cold: str, on_trial: Callable[[Measurement], None]) -> None:
         waiting: dict[str, tvm.tirx.PrimFunc] = {}
 
         @derived_object
@@ -50,7 +53,7 @@ class Candidates:
             def run(self, runner_inputs: list[RunnerInput]) -> list[PyRunnerFuture]:
                 futures = []
                 for each in runner_inputs:
-                    measurement = timer.time(waiting[str(each.artifact_path)], LIMIT_SECS)
+                    measurement = timer.time(waiting[str(each.artifact_path)], LIMIT_SECS, cold)
                     on_trial(measurement)
                     futures.append(Future(measurement))
                 waiting.clear()

@@ -2,7 +2,7 @@
 
 Requests are JSON objects with an "op":
 - "start": `target` (TVM JSON), `schedule` ("module:function"): once, first
-- "measure": `func` (TVM JSON of an unscheduled PrimFunc), `limit_secs`
+- "measure": `func` (TVM JSON of an unscheduled PrimFunc), `cold` (as in `Caches`), `limit_secs`
 - "difference": `func`, `other` (as in "measure", the same parameters), `limit_secs`: do both write the same?
 - "launch": seconds of one kernel launch in the Relax VM, `limit_secs`
 Answers: {"run_secs", "repeats", "spread"}, {"difference"} or {"error", "error_kind"}.
@@ -23,22 +23,22 @@ import numpy as np
 import tvm
 from tvm import tirx
 
-from rlflow_tvm.cost.caches import evict_before_runs
+from rlflow_tvm.cost.caches import Caches
 from rlflow_tvm.cost.launch import measure_launch
 from rlflow_tvm.cost.machine import device_of
 from rlflow_tvm.cost.metrics import kernel_buffers
+from rlflow_tvm.cost.operands import plain_array
 from rlflow_tvm.kernels import tir_pipeline
 
 _ENTRY = "kernel"
-# Runs are repeated until they have taken this long, evicting included, within these bounds. The median of five cold
-# runs of a small kernel varies by a few per cent, that of fifty hardly; slow kernels vary less.
-_BUDGET_SECS = 0.1
-_MIN_REPEATS = 5
+# Runs are repeated until they have taken this long, preparing the caches included, within these bounds. The median of
+# five cold runs of a small kernel varies by a few per cent, that of fifty hardly; slow kernels vary less.
+_BUDGET_SECS = 0.3
+_MIN_REPEATS = 7
 _MAX_REPEATS = 50
 _SLOW_SECS = 0.4
 _SLOW_REPEATS = 2
 _VERY_SLOW_SECS = 2.0
-_NOISE = 1 << 20
 _LAUNCH_TRIES = 3
 
 
@@ -64,7 +64,7 @@ class _Worker:
     def __init__(self, target: str, schedule: str) -> None:
         self.target = tvm.ir.load_json(target)
         self.device = device_of(self.target)
-        self.evict = evict_before_runs(self.target)
+        self.caches = Caches(self.target)
         module, _, name = schedule.partition(":")
         self.schedule: Callable[[tirx.PrimFunc, tvm.target.Target], tirx.PrimFunc] = getattr(
             import_module(module), name
@@ -85,7 +85,8 @@ class _Worker:
                 return {"difference": self._difference(func, tvm.ir.load_json(request["other"]))}
             built = self._build(func)
             kind = "run"
-            return _summary(_time(built, _arguments(func, self.device), self.device, self.evict))
+            self.caches.cold = request["cold"]
+            return _summary(_time(built, _arguments(func, self.device), self.device, self.caches.name))
         except Exception as error:  # noqa: BLE001  process boundary: whatever a kernel does wrong becomes a value
             return {"error": _one_line(error), "error_kind": kind}
         finally:
@@ -111,15 +112,15 @@ class _Worker:
 
 
 def _time(
-    module: tvm.runtime.Module, arguments: list[tvm.runtime.Tensor], device: tvm.runtime.Device, evict: str
+    module: tvm.runtime.Module, arguments: list[tvm.runtime.Tensor], device: tvm.runtime.Device, prepare: str
 ) -> list[float]:
-    """Seconds of each timed run: one call a run, `evict` (a global function) called before each.
+    """Seconds of each timed run: one call a run, `prepare` (a global function) called before each.
 
     Each evaluator makes one run before it starts to time (lazy loading, waking the thread pool).
     """
 
     def evaluator(repeats: int) -> Callable[..., Any]:
-        return module.time_evaluator(_ENTRY, device, number=1, repeat=repeats, f_preproc=evict)
+        return module.time_evaluator(_ENTRY, device, number=1, repeat=repeats, f_preproc=prepare)
 
     once = evaluator(1)  # LLVM generates the code here
     started = time.perf_counter()
@@ -152,26 +153,8 @@ def _summary(samples: list[float]) -> dict[str, Any]:
 
 
 def _arguments(func: tirx.PrimFunc, device: tvm.runtime.Device) -> list[tvm.runtime.Tensor]:
-    """Inputs and outputs for `func`: floats random normal; integers and booleans zero: a gather stays inside."""
-    rng = np.random.default_rng(0)
-    # Hundreds of megabytes of fresh random numbers take seconds: a block of them, repeated, does as well.
-    noise = rng.standard_normal(_NOISE).astype("float32")
-    arguments = []
-    for shape, name in kernel_buffers(func):
-        dtype = np.dtype(_numpy_name(name))
-        values = np.resize(noise, shape).astype(dtype, copy=False) if _is_float(name) else np.zeros(shape, dtype)
-        arguments.append(tvm.runtime.tensor(values, device))
-    return arguments
-
-
-def _is_float(dtype: str) -> bool:
-    return dtype.startswith(("float", "bfloat"))
-
-
-def _numpy_name(dtype: str) -> str:
-    if dtype.startswith(("bfloat", "float8")):
-        import ml_dtypes  # noqa: F401  registers these names with numpy; comes with onnx
-    return dtype
+    """Inputs and outputs for `func`."""
+    return [tvm.runtime.tensor(plain_array(shape, dtype), device) for shape, dtype in kernel_buffers(func)]
 
 
 def _one_line(error: Exception) -> str:

@@ -29,8 +29,10 @@ class RewriteProblem:
         self.start = GraphState.from_module(mod, ruleset)
         self.moves = 0
         self.refusals: dict[tuple[int, str], str] = {}
+        self._end_to_end: dict[int, float] = {}
         if self.start.graph.is_empty:
             raise EnvError("the module computes nothing from its inputs: there is nothing to rewrite")
+        self._reach = cost_model.reach(self.start.mod)
         cost = self.cost(self.start)
         if not math.isfinite(cost.run_secs):
             raise EnvError(f"the module cannot be priced as it is: kernel {cost.failed[0]} fails; report it as a bug")
@@ -42,7 +44,14 @@ class RewriteProblem:
 
     def cost(self, state: GraphState) -> GraphCost:
         """Cost of a state, in seconds and the other metrics (remembered by structure)."""
-        return self.cost_model.cost(state.mod)
+        return self.cost_model.cost(state.mod, reach=self._reach)
+
+    def end_to_end(self, state: GraphState) -> float:
+        """Seconds of a run of a state's module as a whole, measured once; CostError where it cannot be run."""
+        key = state.structural_hash
+        if key not in self._end_to_end:
+            self._end_to_end[key] = self.cost_model.end_to_end(state.bound())
+        return self._end_to_end[key]
 
     def successor(self, state: GraphState, action: RewriteAction) -> tuple[GraphState, GraphCost] | None:
         """The state after `action` and its cost, or None where the move is refused."""

@@ -11,10 +11,10 @@ import gymnasium
 import numpy as np
 import tvm
 
-from rlflow_tvm.cost import CostModel, KernelDatabase, default_path
+from rlflow_tvm.cost import CostModel, GraphCost, KernelDatabase, default_path
 from rlflow_tvm.envs.observation import LOCATIONS, observation_space, observe
 from rlflow_tvm.envs.problem import RewriteProblem
-from rlflow_tvm.envs.rewards import INVALID_ACTION_REWARD, REWARDS, Reward
+from rlflow_tvm.envs.rewards import INVALID_ACTION_REWARD, REWARDS, Reward, Step
 from rlflow_tvm.errors import EnvError
 from rlflow_tvm.passes import GraphState, Plan, RewriteAction, RuleSet
 
@@ -29,8 +29,8 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
     `truncated` after `horizon` steps. The state is the start module and the actions since: `replay` and `fork` build
     on that.
 
-    `target` may be given as a `CostModel`, to share its measurements between environments; `problem`, in place of
-    module, target and rules, shares the start state too.
+    `reward`: a name in `rewards.REWARDS`, or a reward of one's own. `target` may be given as a `CostModel`, to share
+    its measurements between environments; `problem`, in place of module, target and rules, shares the start state too.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own convention
@@ -41,7 +41,7 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         target: tvm.target.Target | CostModel | None = None,
         rules: RuleSet | None = None,
         horizon: int = 200,
-        reward: str = "runtime",
+        reward: str | Reward = "relative",
         limit: float = 1.3,
         problem: RewriteProblem | None = None,
     ) -> None:
@@ -49,7 +49,7 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
             raise EnvError(f"horizon {horizon}: an episode needs at least one step")
         if limit <= 1.0:
             raise EnvError(f"limit {limit}: it must lie above 1, the cost of the first graph")
-        if reward not in REWARDS:
+        if isinstance(reward, str) and reward not in REWARDS:
             raise EnvError(f"no reward is called {reward!r}: there are {', '.join(REWARDS)}")
         self._owns_cost_model = problem is None and not isinstance(target, CostModel)
         if problem is None:
@@ -59,7 +59,7 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
             problem = RewriteProblem(mod, cost_model, rules)
         self.problem = problem
         self.horizon, self.limit = horizon, limit
-        self._reward: Reward = REWARDS[reward]()
+        self._reward: Reward = REWARDS[reward]() if isinstance(reward, str) else deepcopy(reward)
         self.rule_names = tuple(rule.name for rule in self.problem.ruleset.rules)
         self.observation_space = observation_space(len(self.rule_names))
         self.action_space = gymnasium.spaces.MultiDiscrete([len(self.rule_names) + 1, LOCATIONS])
@@ -74,6 +74,7 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         self._steps = 0
         self._over = False
         self._refused: set[RewriteAction] = set()
+        self._reward.begin()
 
     @property
     def stop(self) -> int:
@@ -110,32 +111,53 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         truncated = self._steps >= self.horizon
         if rule == self.stop and location == 0:
             self._over = True
-            return observe(self.state, self._refused), 0.0, True, False, self._info("stop")
+            reward = self._reward_of(self.state, self.cost, self.cost, terminated=True, truncated=False)
+            return observe(self.state, self._refused), reward, True, False, self._info("stop")
         move = self.action_of(rule, location)
         name = (*self.rule_names, "stop")[rule] if 0 <= rule <= self.stop else "none"
         if move is None:
             self._over = truncated
             info = self._info(name) | {"invalid": True}
             return observe(self.state, self._refused), INVALID_ACTION_REWARD, False, truncated, info
-        reward, lost = 0.0, False
+        lost, before = False, self.cost
+        counted = before
         following = self.problem.successor(self.state, move)
         if following is None:
             self._refused.add(move)
         else:
-            state, cost = following
+            self.state, self.cost = following
+            self._refused = set()
             most = self.limit * self._start_cost.run_secs
-            lost = cost.run_secs > most
-            counted = replace(cost, run_secs=most) if lost else cost
-            reward = self._reward(self.cost, counted, self._start_cost, self.best_cost)
-            self.state, self.cost, self._refused = state, cost, set()
-            self.best_cost = min(self.best_cost, cost, key=lambda c: c.run_secs)
+            lost = self.cost.run_secs > most
+            counted = replace(self.cost, run_secs=most) if lost else self.cost
         observation = observe(self.state, self._refused)
         terminated = lost or not observation["rule_mask"][: self.stop].any()
         self._over = terminated or truncated
+        truncated = truncated and not terminated
+        reward = self._reward_of(self.state, before, counted, terminated, truncated)
+        self.best_cost = min(self.best_cost, self.cost, key=lambda c: c.run_secs)
         info = self._info(name)
         if following is None:
             info["refused"] = str(move)
-        return observation, reward, terminated, truncated and not terminated, info
+        return observation, reward, terminated, truncated, info
+
+    def _reward_of(
+        self, state: GraphState, before: GraphCost, after: GraphCost, terminated: bool, truncated: bool
+    ) -> float:
+        end_to_end = self.problem.end_to_end
+        return self._reward(
+            Step(
+                before=before,
+                after=after,
+                start=self._start_cost,
+                best=self.best_cost,
+                number=self._steps,
+                terminated=terminated,
+                truncated=truncated,
+                start_secs=lambda: end_to_end(self.problem.start),
+                after_secs=lambda: end_to_end(state),
+            )
+        )
 
     def action_of(self, rule: int, location: int) -> RewriteAction | None:
         """The rewrite that (rule, location) means in the state now; None if it is not legal."""
@@ -152,6 +174,7 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         other = GraphRewriteEnv.__new__(GraphRewriteEnv)
         other.__dict__.update(self.__dict__)
         other._refused = set(self._refused)
+        other._reward = deepcopy(self._reward)
         other._owns_cost_model = False
         other._np_random = deepcopy(self._np_random)
         other.action_space = copy(self.action_space)  # only its generator changes

@@ -7,7 +7,7 @@ from tvm.relax.pipeline import PIPELINE_MAP, register_pipeline
 from .build import compile_kernels, tir_pipeline
 from .choice import BY_SHAPE, Choice, Choices, Chooser, heuristic_choice
 from .explain import KernelRule, explain
-from .extract import Kernel, Lowered, Lowering, extract_kernels
+from .extract import Kernel, Launch, Launches, Lowered, Lowering, extract_kernels
 from .fuse import kernel_key
 from .pipeline import PIPELINE_NAME, pipeline
 from .schedule import RULE_ATTR, SCHEDULED_ATTR, schedule_kernel
@@ -36,6 +36,8 @@ __all__ = [
     "Chooser",
     "Kernel",
     "KernelRule",
+    "Launch",
+    "Launches",
     "Lowered",
     "Lowering",
     "as_target",

@@ -59,9 +59,8 @@ def compile_kernels(
                 yield var, schedule(func.with_attr("global_symbol", var.name_hint))
 
     with ThreadPoolExecutor(usable_processors() if threads is None else threads) as pool:
-        built = []
-        for config, funcs in (({}, scheduled(True)), ({_NO_TESTS: True}, scheduled(False))):
-            built += [pool.submit(build, some, config) for some in _parts(funcs, part)]
+        built = [pool.submit(build, some, {}) for some in _parts(scheduled(True), part)]
+        built += [pool.submit(build, some, {_NO_TESTS: True}) for some in _parts(scheduled(False), part)]
         return [future.result() for future in built]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 
 import tvm
 from tvm import relax, tirx
 from tvm.target import Target
 
-from rlflow_tvm.ir import detach
+from rlflow_tvm.ir import detach, num_inputs
 
 from .choice import Chooser, heuristic_choice
 from .cuda.layout import channels_last
@@ -22,13 +23,36 @@ class Kernel:
     """One kernel of a graph.
 
     `func`: fused and not yet scheduled. `key`: its structural hash without names, in hexadecimal, equal in every
-    process. `name`: the operators fused in it, for people. `count`: how often the graph launches it.
+    process. `name`: the operators fused in it, for people. `count`: how often the graph launches it. `cold`: a
+    digit for each parameter, how far from the processor it is then (`rlflow_tvm.cost.temperature`); "" where nothing is
+    known.
     """
 
     func: tirx.PrimFunc
     key: str
     name: str
     count: int
+    cold: str = ""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch in a graph. `operands`: the number of the tensor behind each parameter, inputs first, then results."""
+
+    func: tirx.PrimFunc
+    key: str
+    name: str
+    operands: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Launches:
+    """A graph's launches in order, and which of their tensors are not made by them, or outlive the run."""
+
+    launches: tuple[Launch, ...]
+    inputs: frozenset[int]
+    weights: frozenset[int]
+    outputs: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -65,13 +89,16 @@ class Lowering:
 
     def kernels(self, mod: tvm.IRModule) -> list[Kernel]:
         """The kernels of `mod`, equal ones merged, in the order of their first launch; without the weight-only work."""
+        calls: dict[str, list[Launch]] = {}
+        for launch in self.launches(mod).launches:
+            calls.setdefault(launch.key, []).append(launch)
+        return [Kernel(same[0].func, key, same[0].name, len(same)) for key, same in calls.items()]
+
+    def launches(self, mod: tvm.IRModule) -> Launches:
+        """The launches of `mod` and the tensors that they read and write; without the weight-only work."""
         split, prim_funcs = self._divide(detach(mod).mod)
         check_lowered(split.main)
-        calls: dict[str, list[FusedCall]] = {}
-        for step in self._fuse(split.main, prim_funcs):
-            if isinstance(step, FusedCall):
-                calls.setdefault(step.key, []).append(step)
-        return [Kernel(same[0].func, key, same[0].name, len(same)) for key, same in calls.items()]
+        return _numbered(split.main, self._fuse(split.main, prim_funcs))
 
     def _divide(self, mod: tvm.IRModule) -> tuple[Split, dict[str, tirx.PrimFunc]]:
         if self.target.kind.name == "cuda":
@@ -100,6 +127,47 @@ class Lowering:
         mod = builder.finalize()
         mod["main"] = make_function(list(main.params), bindings, main.body.body, int(main.attrs["num_input"]))
         return mod
+
+
+def _numbered(main: relax.Function, steps: list[FusedCall | relax.Binding]) -> Launches:
+    held: dict[relax.Expr, tuple[int, ...]] = {}
+    numbers = count()
+
+    def of(value: relax.Expr) -> tuple[int, ...]:
+        """The tensors that a value consists of; what is none of `main`'s variables is a constant of its own."""
+        if isinstance(value, relax.Tuple):
+            return tuple(number for field in value.fields for number in of(field))
+        if isinstance(value, relax.TupleGetItem):
+            fields = of(value.tuple_value)
+            flat = len(fields) == len(value.tuple_value.ty.fields)
+            return (fields[value.index],) if flat else fields
+        if isinstance(value, relax.Call):  # a view
+            return of(value.args[0]) if value.args else ()
+        if value not in held:
+            held[value] = tuple(next(numbers) for _ in range(_tensors(value.ty)))
+        return held[value]
+
+    inputs = num_inputs(main)
+    given, weights = (
+        frozenset(n for p in params for n in of(p)) for params in (main.params[:inputs], main.params[inputs:])
+    )
+    launches: list[Launch] = []
+    constants: set[int] = set()
+    for step in steps:
+        if isinstance(step, FusedCall):
+            constants.update(n for arg in step.args if arg not in held for n in of(arg))
+            operands = (*(n for arg in step.args for n in of(arg)), *of(step.output.var))
+            launches.append(Launch(step.func, step.key, step.name, operands))
+        else:
+            held[step.var] = of(step.value)
+    return Launches(tuple(launches), given, weights | constants, frozenset(of(main.body.body)))
+
+
+def _tensors(ty: relax.Type) -> int:
+    """How many tensors a value of this type holds."""
+    if isinstance(ty, relax.TupleType):
+        return sum(map(_tensors, ty.fields))
+    return int(isinstance(ty, relax.TensorType))
 
 
 def extract_kernels(mod: tvm.IRModule, target: Target) -> list[Kernel]:

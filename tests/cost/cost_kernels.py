@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import tvm
-from tvm import te, tirx
+from tvm import relax, te, tirx
 from tvm.script import tirx as T
 
 SCHEDULE = "cost_kernels:unscheduled"
@@ -17,6 +18,7 @@ class FakeKernel:
 
     func: tirx.PrimFunc
     key: str
+    cold: str = ""
 
 
 def unscheduled(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
@@ -103,3 +105,16 @@ def hang_once(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
         mark.touch()
         time.sleep(60)
     return func
+
+
+def two_layers(weight: float = 1.0, width: int = 16) -> tvm.IRModule:
+    """relu(relu(x @ w) @ w): one kernel, launched twice; the weight is a constant."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, width), "float32"))
+    w = relax.const(np.full((width, width), weight, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.nn.relu(builder.emit(relax.op.matmul(x, w))))
+            out = builder.emit_output(relax.op.nn.relu(builder.emit(relax.op.matmul(y, w))))
+        builder.emit_func_output(out)
+    return builder.get()

@@ -7,26 +7,13 @@ import math
 import numpy as np
 import pytest
 import tvm
-from cost_kernels import SCHEDULE
+from cost_kernels import SCHEDULE, two_layers
 from tvm import relax
 
 from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, graph_cost
 from rlflow_tvm.ir import detach
 
 F32 = 4
-
-
-def two_layers(weight: float = 1.0, width: int = 16) -> tvm.IRModule:
-    """relu(relu(x @ w) @ w): one kernel, launched twice; the weight is a constant."""
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((4, width), "float32"))
-    w = relax.const(np.full((width, width), weight, "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y = builder.emit(relax.op.nn.relu(builder.emit(relax.op.matmul(x, w))))
-            out = builder.emit_output(relax.op.nn.relu(builder.emit(relax.op.matmul(y, w))))
-        builder.emit_func_output(out)
-    return builder.get()
 
 
 def weight_work() -> tvm.IRModule:
@@ -48,7 +35,7 @@ def model(target, timer):
 
 def test_sum_over_kernels(model, timer):
     cost = model.cost(detach(two_layers()).mod)
-    (kernel,) = model._lowering.kernels(detach(two_layers()).mod)
+    (kernel,) = model.kernels(detach(two_layers()).mod)
     (measurement,) = timer.measure([kernel])
     assert cost.kernels == kernel.count == 2
     assert cost.launch_secs == pytest.approx(2 * timer.launch_secs())

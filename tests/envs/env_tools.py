@@ -9,6 +9,7 @@ from fake_cost import FakeCostModel
 from small_models import LANES, conv_net
 
 from rlflow_tvm.envs import GraphRewriteEnv, RewriteProblem
+from rlflow_tvm.envs.rewards import Reward
 from rlflow_tvm.passes import RuleSet, default_rules
 
 
@@ -17,7 +18,7 @@ def make_env(
     horizon: int = 200,
     rules: RuleSet | None = None,
     limit: float = math.inf,
-    reward: str = "runtime",
+    reward: str | Reward = "relative",
     **cost,
 ) -> GraphRewriteEnv:
     mod = conv_net() if mod is None else mod

@@ -122,7 +122,7 @@ def test_module_that_computes_nothing():
     ("arguments", "message"),
     [
         ({"horizon": 0}, "at least one step"),
-        ({"reward": "speed"}, "no reward is called 'speed': there are runtime, improvement"),
+        ({"reward": "speed"}, "no reward is called 'speed': there are incremental, relative, mixed"),
         ({"problem": None}, "needs a module and a target, or a problem"),
     ],
 )

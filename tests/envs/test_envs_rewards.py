@@ -2,12 +2,143 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
-from env_tools import make_env, random_legal, rule_action
+from env_tools import make_env, random_legal, rule_action, stop_action
 from small_models import MODELS, conv_chain
 
+from rlflow_tvm.cost import GraphCost
+from rlflow_tvm.envs.rewards import (
+    REWARDS,
+    EndToEndReward,
+    IncrementalReward,
+    MixedReward,
+    RelativeReward,
+    ShapedReward,
+    Step,
+)
 from rlflow_tvm.errors import EnvError
+
+
+def cost(run_secs: float, bytes_moved: int = 0, flops: int = 0, kernels: int = 1) -> GraphCost:
+    return GraphCost(run_secs, 0.0, kernels, flops, bytes_moved, None)
+
+
+def step(before: GraphCost, after: GraphCost, start: GraphCost, number: int = 1, **changes) -> Step:
+    def never() -> float:
+        raise AssertionError("nothing asks for end-to-end times here")
+
+    fields = {"best": start, "terminated": False, "truncated": False, "start_secs": never, "after_secs": never}
+    return Step(before, after, start, number=number, **{**fields, **changes})
+
+
+def test_incremental_reward_is_milliseconds_saved():
+    assert IncrementalReward()(step(cost(5e-3), cost(3.5e-3), cost(9e-3))) == pytest.approx(1.5)
+
+
+def test_mixed_reward_by_hand():
+    before, after, start = cost(8.0, 300), cost(7.0, 360), cost(10.0, 400)
+    expected = 0.8 * 10.0 + 0.2 * -15.0
+    assert MixedReward()(step(before, after, start)) == pytest.approx(expected)
+    assert MixedReward(alpha=0.3)(step(before, after, start)) == pytest.approx(0.3 * 10.0 + 0.7 * -15.0)
+    assert MixedReward(alpha=1.0)(step(before, after, start)) == RelativeReward()(step(before, after, start))
+    assert MixedReward()(step(cost(8.0), cost(7.0), cost(10.0))) == pytest.approx(8.0)  # a graph that moves nothing
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.5, math.nan])
+def test_mixed_reward_refuses_a_share_that_is_none(alpha):
+    with pytest.raises(EnvError, match="between 0 and 1"):
+        MixedReward(alpha)
+
+
+def test_end_to_end_reward_measures_every_nth_step_and_at_the_end():
+    reward = EndToEndReward(every=3, between=0.1)
+    times = iter([8.0, 9.0, 6.0])
+    asked = []
+
+    def after_secs() -> float:
+        asked.append(next(times))
+        return asked[-1]
+
+    def give(number: int, **ends: bool) -> float:
+        return reward(step(cost(1), cost(1), cost(1), number, start_secs=lambda: 10.0, after_secs=after_secs, **ends))
+
+    reward.begin()
+    assert [give(n) for n in (1, 2, 3, 4, 5, 6)] == pytest.approx([0.1, 0.1, 20.0, 0.1, 0.1, -10.0])
+    assert give(7, terminated=True) == pytest.approx(30.0)
+    assert asked == [8.0, 9.0, 6.0]
+    reward.begin()
+    times = iter([5.0])
+    assert give(1, truncated=True) == pytest.approx(50.0)  # against the start again, not against the last episode's 6.0
+
+
+def test_environment_measures_end_to_end_and_once_a_graph():
+    env = make_env(conv_chain(), reward=EndToEndReward(every=2, between=0.5))
+    env.reset(seed=0)
+    _, first, *_ = env.step(rule_action(env, "block_conv"))
+    _, second, *_ = env.step(rule_action(env, "block_conv"))
+    cost_model = env.problem.cost_model
+    assert first == 0.5
+    assert second == pytest.approx(100 * 68 / 202)  # the fake end-to-end time is the graph's cost
+    assert cost_model.run == 2  # the start and the graph after two steps
+    _, last, terminated, *_ = env.step(stop_action(env))
+    assert terminated
+    assert (last, cost_model.run) == (0.0, 2)
+
+
+def test_fork_goes_on_with_a_reward_of_its_own():
+    env = make_env(conv_chain(), reward=EndToEndReward(every=1))
+    env.reset(seed=0)
+    env.step(rule_action(env, "block_conv"))
+    fork = env.fork()
+    _, there, *_ = fork.step(rule_action(fork, "block_conv"))
+    _, here, *_ = env.step(rule_action(env, "block_conv"))
+    assert here == there == pytest.approx(100 * 34 / 202)
+
+
+@pytest.mark.parametrize("metric", ["flops", "bytes_moved", "kernels", "run_secs"])
+def test_shaping_adds_the_discounted_change_of_the_potential(metric):
+    start, before, after = (cost(r, b, f, k) for r, b, f, k in ((10, 100, 50, 20), (8, 80, 40, 16), (6, 90, 20, 10)))
+    base = RelativeReward()(step(before, after, start))
+    saved = {"flops": (20, 60), "bytes_moved": (20, 10), "kernels": (20, 50), "run_secs": (20, 40)}[metric]
+    reward = ShapedReward(metric=metric, gamma=0.9)
+    assert reward(step(before, after, start)) == pytest.approx(base + 0.9 * saved[1] - saved[0])
+    assert reward(step(before, after, start, terminated=True)) == pytest.approx(base - saved[0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shaping_changes_no_return_of_a_whole_episode(seed):
+    """Discounted, the potentials of an episode that terminates cancel: Ng, Harada and Russell's theorem."""
+    rng = np.random.default_rng(seed)
+    gamma, length = 0.95, 6
+    costs = [cost(*(float(x) for x in rng.uniform(1, 10, 1)), flops=int(rng.integers(1, 99))) for _ in range(length)]
+    totals = []
+    for reward in (RelativeReward(), ShapedReward(gamma=gamma)):
+        totals.append(
+            sum(
+                gamma**t * reward(step(costs[t], costs[t + 1], costs[0], t + 1, terminated=t == length - 2))
+                for t in range(length - 1)
+            )
+        )
+    assert totals[0] == pytest.approx(totals[1])
+
+
+def test_shaping_refuses_a_metric_that_a_search_does_not_know():
+    with pytest.raises(EnvError, match="no potential is made of 'peak_bytes'"):
+        ShapedReward(metric="peak_bytes")
+
+
+@pytest.mark.parametrize("name", sorted(REWARDS))
+def test_every_reward_runs_an_episode(name):
+    env = make_env(conv_chain(), reward=name, horizon=4)
+    observation, _ = env.reset(seed=0)
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        observation, reward, terminated, truncated, _ = env.step(random_legal(observation, rng))
+        assert math.isfinite(reward)
+    assert truncated != terminated
 
 
 @pytest.mark.parametrize("seed", range(3))

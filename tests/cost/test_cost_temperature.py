@@ -1,0 +1,153 @@
+"""Where operands are found: small graphs worked out by hand, storage against TVM's own plan, caches prepared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from cost_kernels import add, two_layers
+from small_models import MODELS, TARGET
+from tvm import relax
+
+from rlflow_tvm.cost import CostModel, Temperatures
+from rlflow_tvm.cost.caches import Caches
+from rlflow_tvm.cost.temperature import _Storages, megabytes, operand_temperatures, private_bytes
+from rlflow_tvm.ir import detach
+from rlflow_tvm.kernels import Launch, Launches, Lowering
+
+MB = 1 << 20
+
+
+def launches(*operands: tuple[int, ...], inputs=(), weights=(), outputs=()) -> Launches:
+    """Launches of one-element-type kernels over numbered tensors."""
+    made = tuple(Launch(add(4), "k", "add", numbers) for numbers in operands)
+    return Launches(made, frozenset(inputs), frozenset(weights), frozenset(outputs))
+
+
+def temperatures(graph: Launches, size: dict[int, int], capacity: int, reach: int = 3, part: bool = False) -> list[str]:
+    sizes = [tuple(size[number] for number in launch.operands) for launch in graph.launches]
+    return operand_temperatures(graph, sizes, capacity, reach, part)
+
+
+def test_what_the_launch_before_wrote_is_warm_and_weights_are_not():
+    # x(0) * w(1) -> a(2); a * w(3) -> b(4)
+    graph = launches((0, 1, 2), (2, 3, 4), inputs=[0], weights=[1, 3], outputs=[4])
+    size = dict.fromkeys(range(5), MB)
+    assert temperatures(graph, size, capacity=4 * MB) == ["333", "033"]
+    assert temperatures(graph, size, capacity=4 * MB, reach=5) == ["555", "055"]
+
+
+def test_a_tensor_cools_down_while_others_are_touched():
+    # a(1) is read at once, after one more launch, and after two more
+    graph = launches((0, 1), (1, 2), (2, 3), (3, 4), (1, 4, 5), inputs=[0], outputs=[5])
+    size = dict.fromkeys(range(6), MB)
+    # between a's last two uses lie two launches of 2 MB each
+    assert temperatures(graph, size, capacity=6 * MB)[4][0] == "0"
+    assert temperatures(graph, size, capacity=4 * MB)[4][0] == "1"
+
+
+def test_a_tensor_larger_than_the_caches_is_never_in_them():
+    graph = launches((0, 1), (1, 2), inputs=[0], outputs=[2])
+    assert temperatures(graph, {0: MB, 1: 9 * MB, 2: MB}, capacity=8 * MB) == ["33", "13"]
+
+
+def test_a_result_takes_the_memory_of_a_tensor_that_is_read_no_more():
+    # a(1) dies in the second launch; c(3) takes its storage, touched one launch ago
+    graph = launches((0, 1), (1, 2), (2, 3), (3, 4), inputs=[0], outputs=[4])
+    assert temperatures(graph, dict.fromkeys(range(5), MB), capacity=4 * MB) == ["33", "03", "00", "03"]
+
+
+def test_a_part_of_a_graph_finds_all_but_weights_where_the_others_left_them():
+    graph = launches((0, 1, 2), inputs=[0], weights=[1], outputs=[2])
+    assert temperatures(graph, dict.fromkeys(range(3), MB), capacity=4 * MB, part=True) == ["030"]
+    assert temperatures(graph, {0: 9 * MB, 1: MB, 2: MB}, capacity=4 * MB, part=True) == ["130"]
+
+
+def test_a_graph_that_fits_the_caches_is_warm():
+    target = tvm.target.Target({"kind": "llvm", "num-cores": 2})
+    graph = launches((0, 1, 2), inputs=[0], weights=[1], outputs=[2])
+    small = Temperatures(target)
+    assert small.reach(graph) == 0
+    assert [kernel.cold for kernel in small.kernels(graph)] == ["000"]
+    assert [kernel.cold for kernel in small.kernels(graph, reach=4)] == ["444"]
+
+
+@pytest.mark.parametrize(("total", "digit"), [(9, 2), (30, 2), (40, 3), (200, 4), (500, 4), (600, 5), (9000, 5)])
+def test_the_reach_is_the_nearest_of_the_sweeps(total, digit):
+    target = tvm.target.Target({"kind": "llvm", "num-cores": 1})
+    assert private_bytes(target) < 9 * MB
+    elements = total * MB // 4 // 3
+    kernel = add(elements)
+    graph = Launches((Launch(kernel, str(total), "add", (0, 1, 2)),), frozenset({0, 1}), frozenset(), frozenset({2}))
+    assert Temperatures(target).reach(graph) == digit
+    assert [megabytes(d) for d in (2, 3, 4, 5)] == [16, 64, 256, 1024]
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_storage_is_reused_as_in_tvms_plan(name):
+    """As many pieces of storage, of the same sizes, as TVM's own pass allocates."""
+    lowering = Lowering(TARGET)
+    mod = detach(MODELS[name]()).mod
+    graph = lowering.launches(mod)
+    storages, size = _Storages(graph), {}
+    last = {number: i for i, launch in enumerate(graph.launches) for number in launch.operands}
+    for i, launch in enumerate(graph.launches):
+        for number, param in zip(launch.operands, launch.func.params, strict=True):
+            own = int(np.prod([int(e) for e in param.ty.shape], dtype=int)) * tvm.DataType(str(param.ty.dtype)).itemsize
+            place = storages.of(number, own)
+            if number not in graph.inputs | graph.weights | graph.outputs:
+                size[place] = max(own, size.get(place, 0))
+        for number in dict.fromkeys(launch.operands):
+            if last[number] == i:
+                storages.release(number)
+    passes = [
+        relax.transform.RewriteDataflowReshape(),
+        relax.transform.ToNonDataflow(),
+        relax.transform.RemovePurityChecking(),
+        relax.transform.CallTIRRewrite(),
+        relax.transform.StaticPlanBlockMemory(),
+    ]
+    planned = tvm.transform.Sequential(passes)(lowering.lower(mod).mod)
+    sizes = []
+    for block in planned["main"].body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, relax.Call) and getattr(value.op, "name", "") == "relax.memory.alloc_storage":
+                sizes.append(int(value.args[0].values[0]))
+    assert sorted(size.values()) == sorted(sizes)
+
+
+def test_one_kernel_at_two_temperatures_is_measured_twice(target, timer):
+    model = CostModel(target, timer=timer)
+    mod = detach(two_layers(width=56)).mod
+    (first, second) = model.kernels(mod, reach=3)  # the second layer reads what the first has just written
+    assert (first.key, first.cold, second.key, second.cold) == (second.key, "333", first.key, "033")
+    far = model.cost(mod, reach=3)
+    assert model.measured == 2
+    assert model.cost(mod, reach=3) is far
+    near = model.cost(mod)
+    assert model.measured == 3
+    assert {kernel.cold for kernel in model.kernels(mod)} == {"000"}
+    assert near.run_secs > 0
+
+
+def test_preparing_the_caches_leaves_operands_as_they_were():
+    target = tvm.target.Target({"kind": "llvm", "num-cores": 2})
+    caches = Caches(target)
+    prepare = tvm_ffi.get_global_func(caches.name)
+    rng = np.random.default_rng(0)
+    arrays = [
+        rng.standard_normal((3, 5, 7)).astype("float32"),
+        rng.integers(-9, 9, (70,)).astype("int64"),
+        rng.standard_normal((1, 1)).astype("float16"),
+        np.array([[True, False] * 40]),
+        np.full((130,), np.nan, "float32"),
+        np.zeros((0, 4), "float32"),
+    ]
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    for cold in ("", "012012", "000000", "222222"):
+        caches.cold = cold
+        prepare(*tensors)
+        for array, tensor in zip(arrays, tensors, strict=True):
+            np.testing.assert_array_equal(tensor.numpy(), array)
