@@ -101,14 +101,22 @@ def write_json(path: Path | None, data: Any) -> None:
     if path is None:
         return
     text = json.dumps(data, indent=2, allow_nan=False) + "\n"
+    with written_whole(path) as temporary:
+        temporary.write_text(text)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A file to write in place of `path`, which it becomes in the end: whole or not at all. RlflowError where not."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text)
+        yield temporary
         temporary.replace(path)
     except OSError as error:
+        raise RlflowError(f"{path}: cannot be written ({error.strerror})") from error
+    finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise RlflowError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def milliseconds(secs: float) -> str:
@@ -143,6 +151,14 @@ def run(command: Callable[..., None], lists: Mapping[str, Collection[str]] | Non
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(command)
     app(args=_spread(sys.argv[1:], lists or {}))
+
+
+def run_group(title: str, commands: Mapping[str, Callable[..., None]]) -> None:
+    """Run one of several commands of a module, by its name."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help=title)
+    for name, command in commands.items():
+        app.command(name)(command)
+    app()
 
 
 def _spread(args: list[str], lists: Mapping[str, Collection[str]]) -> list[str]:

@@ -6,51 +6,21 @@ SQLite in WAL mode: several processes read and write at once, and a row that `pu
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlflow_tvm.cost.measurement import Measurement
+from rlflow_tvm.cost.schema import MIGRATIONS, SCHEMA_VERSION
 from rlflow_tvm.errors import CostError
 
-SCHEMA_VERSION = 2
 _BUSY_SECS = 60.0
 _RETRY_SECS = 0.02
-_CREATE_MEASUREMENT = """
-CREATE TABLE measurement (
-    kernel      TEXT NOT NULL,   -- structural hash of the kernel, or a reserved name
-    target      TEXT NOT NULL,   -- target_key()
-    version     TEXT NOT NULL,   -- of the pipeline that schedules the kernel
-    run_secs    REAL,
-    error       TEXT,
-    error_kind  TEXT,
-    repeats     INTEGER NOT NULL,
-    spread      REAL,
-    measured_at REAL NOT NULL,   -- seconds since 1970
-    tvm_version TEXT NOT NULL,
-    PRIMARY KEY (kernel, target, version),
-    CHECK ((run_secs IS NULL) <> (error IS NULL))
-) WITHOUT ROWID
-"""
-_CREATE_TUNED = """
-CREATE TABLE tuned_schedule (
-    kernel      TEXT NOT NULL,   -- as above
-    target      TEXT NOT NULL,
-    version     TEXT NOT NULL,
-    trace       TEXT,            -- JSON: the instructions of the best schedule found; NULL where none could be run
-    run_secs    REAL,            -- with that schedule
-    rule_secs   REAL,            -- with the schedule rules' own, measured in turns with it
-    trials      INTEGER NOT NULL,
-    tuned_at    REAL NOT NULL,   -- seconds since 1970
-    PRIMARY KEY (kernel, target, version)
-) WITHOUT ROWID
-"""
-_MIGRATIONS = {0: (_CREATE_MEASUREMENT, _CREATE_TUNED), 1: (_CREATE_TUNED,)}
-"""What makes a file of this schema version one of the present version; 0 is an empty file."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +35,20 @@ class TunedRow:
     run_secs: float | None
     rule_secs: float | None
     trials: int
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What a database holds for one target under one pipeline version. Times in seconds since 1970."""
+
+    target: str
+    version: str
+    measured: int
+    failed: int
+    disturbed: int
+    tuned: int
+    first_at: float
+    last_at: float
 
 
 def default_path() -> Path:
@@ -103,7 +87,7 @@ class KernelDatabase:
         """The measurement stored under these three, or None."""
         with self._guarded():
             row = self._connection.execute(
-                "SELECT run_secs, error, error_kind, repeats, spread FROM measurement"
+                "SELECT run_secs, error, error_kind, repeats, spread, slowdown FROM measurement"
                 " WHERE kernel = ? AND target = ? AND version = ?",
                 (key, target_key, version),
             ).fetchone()
@@ -113,7 +97,7 @@ class KernelDatabase:
         """Store `measurement`, replacing an older one; it is on file when this returns."""
         with self._guarded():
             self._connection.execute(
-                "INSERT OR REPLACE INTO measurement VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO measurement VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     key,
                     target_key,
@@ -125,8 +109,53 @@ class KernelDatabase:
                     measurement.spread,
                     time.time(),
                     tvm_version,
+                    measurement.slowdown,
                 ),
             )
+
+    def put_kernel(self, key: str, name: str, features: Mapping[str, float]) -> None:
+        """Store what is known of a kernel beside its times: `key` is its structural hash."""
+        with self._guarded():
+            text = json.dumps(dict(features), allow_nan=False)
+            self._connection.execute("INSERT OR REPLACE INTO kernel VALUES (?, ?, ?)", (key, name, text))
+
+    def samples(self, target_key: str, version: str) -> list[tuple[str, dict[str, float], str, float]]:
+        """Every successful measurement of a kernel with features: (key, features, temperatures, seconds), by key."""
+        with self._guarded():
+            rows = self._connection.execute(
+                "SELECT k.kernel, k.features, substr(m.kernel, instr(m.kernel || '/', '/') + 1), m.run_secs"
+                " FROM measurement AS m JOIN kernel AS k"
+                " ON k.kernel = substr(m.kernel, 1, instr(m.kernel || '/', '/') - 1)"
+                " WHERE m.target = ? AND m.version = ? AND m.run_secs IS NOT NULL ORDER BY m.kernel",
+                (target_key, version),
+            ).fetchall()
+        return [(key, json.loads(features), cold, secs) for key, features, cold, secs in rows]
+
+    def rows(self, columns: Sequence[str]) -> list[tuple]:
+        """These columns of every measurement (see `schema`), in the order of the key."""
+        with self._guarded():
+            return self._connection.execute(
+                f"SELECT {', '.join(columns)} FROM measurement ORDER BY kernel, target, version"
+            ).fetchall()
+
+    def holdings(self, slow: float) -> list[Holding]:
+        """What is held, by target and version; `slow`: the slowdown from which a measurement counts as disturbed."""
+        with self._guarded():
+            rows = self._connection.execute(
+                "SELECT m.target, m.version, count(*), sum(m.error IS NOT NULL), sum(coalesce(m.slowdown, 1) > ?),"
+                " (SELECT count(*) FROM tuned_schedule AS t WHERE t.target = m.target AND t.version = m.version),"
+                " min(m.measured_at), max(m.measured_at)"
+                " FROM measurement AS m GROUP BY m.target, m.version ORDER BY max(m.measured_at)",
+                (slow,),
+            ).fetchall()
+        return [Holding(*row) for row in rows]
+
+    def check(self) -> None:
+        """CostError where the file is damaged (SQLite's own integrity check)."""
+        with self._guarded():
+            found = self._connection.execute("PRAGMA integrity_check").fetchall()
+        if found != [("ok",)]:
+            raise self._unusable(sqlite3.DatabaseError(f"its integrity check says: {found[0][0]}"))
 
     def get_tuned(self, key: str, target_key: str, version: str) -> TunedRow | None:
         """What tuning came to for the kernel under these three, or None where it was not tuned."""
@@ -145,6 +174,23 @@ class KernelDatabase:
                 "INSERT OR REPLACE INTO tuned_schedule VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (key, target_key, version, row.trace, row.run_secs, row.rule_secs, row.trials, time.time()),
             )
+
+    @contextmanager
+    def transaction(self, attached: Path) -> Iterator[Callable[..., sqlite3.Cursor]]:
+        """Statements that take effect together or not at all, with another file as the database `other`."""
+        with self._guarded():
+            execute = self._connection.execute
+            execute("ATTACH ? AS other", (str(attached),))
+            try:
+                execute("BEGIN IMMEDIATE")
+                try:
+                    yield execute
+                    execute("COMMIT")
+                except BaseException:
+                    execute("ROLLBACK")
+                    raise
+            finally:
+                execute("DETACH other")
 
     def __len__(self) -> int:
         with self._guarded():
@@ -165,13 +211,13 @@ class KernelDatabase:
         if self.path != ":memory:":
             self._enter_wal()
             execute("PRAGMA synchronous = NORMAL")
-        if self._schema_version() in _MIGRATIONS:
+        if self._schema_version() in MIGRATIONS:
             # Two processes may come here at once: the second waits for the lock and then finds it done.
             execute("BEGIN IMMEDIATE")
             before = self._schema_version()
             foreign = before == 0 and execute("SELECT count(*) FROM sqlite_master").fetchone()[0] > 0
-            if before in _MIGRATIONS and not foreign:
-                for statement in _MIGRATIONS[before]:
+            if before in MIGRATIONS and not foreign:
+                for statement in MIGRATIONS[before]:
                     execute(statement)
                 execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             execute("COMMIT")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 ErrorKind = Literal["build", "crash", "timeout", "run"]
+DISTURBED = 1.15
+"""The slowdown of the machine from which a measurement is repeated, and marked if that does not help."""
 ERROR_KINDS: tuple[str, ...] = get_args(ErrorKind)
 
 
@@ -15,7 +17,8 @@ class Measurement:
 
     `error_kind` tells the errors apart: "build" (could not be scheduled or compiled), "crash" (the worker process
     died of it), "timeout" (build and runs together took longer than the limit), "run" (raised while running).
-    `repeats` is the number of timed runs, `spread` their interquartile range divided by the median.
+    `repeats` is the number of timed runs, `spread` their interquartile range divided by the median. `slowdown`: how
+    much longer than at its best a reference kernel took beside them; None where nothing is known.
     ValueError when the fields contradict one another.
     """
 
@@ -24,6 +27,7 @@ class Measurement:
     error_kind: ErrorKind | None = None
     repeats: int = 0
     spread: float | None = None
+    slowdown: float | None = None
 
     def __post_init__(self) -> None:
         if (self.run_secs is None) == (self.error is None):
@@ -39,3 +43,8 @@ class Measurement:
     def ok(self) -> bool:
         """Whether there are seconds."""
         return self.error is None
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether something else slowed the machine down meanwhile."""
+        return self.slowdown is not None and self.slowdown > DISTURBED

@@ -45,9 +45,10 @@ class KernelTimer:
     The worker schedules the kernel with `schedule` ("module:function" of (PrimFunc, Target)), builds it, and times it
     with its operands as warm as the kernel says. What is known already, from memory or `database`, is not measured
     again; a kernel that failed is not tried again either, unless its worker was killed (SIGKILL), which is not stored.
-    A kernel that takes too long, or whose worker is killed, has a second try. `version` names what the times depend on
-    beside kernel and target: by default the kernel pipeline's version, for another `schedule` that function's name.
-    `timeout_secs` bounds building and running of one kernel together. A context manager; `close` ends the worker.
+    What an earlier process measured while the machine was disturbed is measured once more. A kernel that takes too
+    long, or whose worker is killed, has a second try. `version` names what the times depend on beside kernel and
+    target: by default the kernel pipeline's version, for another `schedule` that function's name. `timeout_secs`
+    bounds building and running of one kernel together. A context manager; `close` ends the worker.
     Not for use from several threads. CostError at construction for a GPU's target on a machine without one.
     """
 
@@ -70,6 +71,7 @@ class KernelTimer:
         self.measured = 0
         """Kernels measured in the worker so far (the rest came from memory or the database)."""
         self._known: dict[str, Measurement] = {}
+        self._fresh: set[str] = set()
         self._launch: Measurement | None = None
         self._worker = WorkerProcess(_WORKER, cores(target))
 
@@ -81,7 +83,7 @@ class KernelTimer:
         `on_progress(done, total)` is called after each kernel that had to be measured, `total` being their number.
         CostError when the worker cannot be started.
         """
-        todo = {known_as(kernel): kernel for kernel in kernels if self.lookup(kernel) is None}
+        todo = {known_as(kernel): kernel for kernel in kernels if self._wanted(kernel)}
         for done, (key, kernel) in enumerate(todo.items(), start=1):
             try:
                 measurement = self._measure(kernel)
@@ -90,6 +92,7 @@ class KernelTimer:
                 measurement = Measurement(error=str(error), error_kind="crash")
             self.measured += 1
             self._known[key] = measurement
+            self._fresh.add(key)
             if on_progress is not None:
                 on_progress(done, len(todo))
         return [self._known[known_as(kernel)] for kernel in kernels]
@@ -102,6 +105,11 @@ class KernelTimer:
             if stored is not None:
                 self._known[key] = stored
         return self._known.get(key)
+
+    def _wanted(self, kernel: MeasurableKernel) -> bool:
+        """Whether `kernel` is not known, or only from an earlier process and a disturbed machine."""
+        known = self.lookup(kernel)
+        return known is None or (known.disturbed and known_as(kernel) not in self._fresh)
 
     def time(self, func: tirx.PrimFunc, limit_secs: float | None = None, cold: str = "") -> Measurement:
         """Measure `func` (scheduled by the worker, unless it carries `tirx.is_scheduled`); nothing is remembered.

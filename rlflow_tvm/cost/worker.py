@@ -5,7 +5,7 @@ Requests are JSON objects with an "op":
 - "measure": `func` (TVM JSON of an unscheduled PrimFunc), `cold` (as in `Caches`), `limit_secs`
 - "difference": `func`, `other` (as in "measure", the same parameters), `limit_secs`: do both write the same?
 - "launch": seconds of one kernel launch in the Relax VM, `limit_secs`
-Answers: {"run_secs", "repeats", "spread"}, {"difference"} or {"error", "error_kind"}.
+Answers: {"run_secs", "repeats", "spread", "slowdown"}, {"difference"} or {"error", "error_kind"}.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from tvm import tirx
 from rlflow_tvm.cost.caches import Caches
 from rlflow_tvm.cost.launch import measure_launch
 from rlflow_tvm.cost.machine import device_of
+from rlflow_tvm.cost.measurement import DISTURBED
 from rlflow_tvm.cost.metrics import kernel_buffers
 from rlflow_tvm.cost.operands import plain_array
+from rlflow_tvm.cost.reference import Reference
 from rlflow_tvm.kernels import tir_pipeline
 
 _ENTRY = "kernel"
@@ -40,6 +42,8 @@ _SLOW_SECS = 0.4
 _SLOW_REPEATS = 2
 _VERY_SLOW_SECS = 2.0
 _LAUNCH_TRIES = 3
+_TRIES = 3
+_PAUSE_SECS = 0.2  # between two, in which whatever disturbed may end
 
 
 def serve(connection: Connection) -> None:
@@ -65,6 +69,7 @@ class _Worker:
         self.target = tvm.ir.load_json(target)
         self.device = device_of(self.target)
         self.caches = Caches(self.target)
+        self.reference = Reference(self.target)
         module, _, name = schedule.partition(":")
         self.schedule: Callable[[tirx.PrimFunc, tvm.target.Target], tirx.PrimFunc] = getattr(
             import_module(module), name
@@ -86,12 +91,26 @@ class _Worker:
             built = self._build(func)
             kind = "run"
             self.caches.cold = request["cold"]
-            return _summary(_time(built, _arguments(func, self.device), self.device, self.caches.name))
+            return self._undisturbed(built, _arguments(func, self.device))
         except Exception as error:  # noqa: BLE001  process boundary: whatever a kernel does wrong becomes a value
             return {"error": _one_line(error), "error_kind": kind}
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             gc.collect()  # cycles (tracebacks) may hold the arguments, hundreds of megabytes of them
+
+    def _undisturbed(self, built: tvm.runtime.Module, arguments: list[tvm.runtime.Tensor]) -> dict[str, Any]:
+        """The summary of the first series in which the machine was not disturbed, or else of the least disturbed."""
+        best: dict[str, Any] = {}
+        for _ in range(_TRIES):
+            before = self.reference.slowdown()
+            found = _summary(_time(built, arguments, self.device, self.caches.name))
+            found["slowdown"] = max(before, self.reference.slowdown())
+            if not best or found["slowdown"] < best["slowdown"]:
+                best = found
+            if best["slowdown"] <= DISTURBED:
+                break
+            time.sleep(_PAUSE_SECS)
+        return best
 
     def _build(self, func: tirx.PrimFunc) -> tvm.runtime.Module:
         scheduled = self.schedule(func, self.target).with_attr("global_symbol", _ENTRY)

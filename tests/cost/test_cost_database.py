@@ -36,16 +36,17 @@ for i in range(int(sys.argv[4])):
 """
 
 
-def write(path: Path, tag: str, rows: int) -> subprocess.Popen[str]:
+def write(path: Path, tag: str, rows: int, log: Path | None = None) -> subprocess.Popen[str]:
+    """A process that writes `rows` rows, and what was acknowledged to its standard output, or to `log`."""
     import rlflow_tvm
 
     root = Path(rlflow_tvm.__file__).parent
-    return subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(root), str(path), tag, str(rows)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(root.parent)},
-    )
+    arguments = [sys.executable, "-c", WRITER, str(root), str(path), tag, str(rows)]
+    environment = {**os.environ, "PYTHONPATH": str(root.parent)}
+    if log is None:
+        return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment)
+    with log.open("w") as stream:
+        return subprocess.Popen(arguments, stdout=stream, text=True, env=environment)
 
 
 @pytest.mark.parametrize("where", ["file", ":memory:"])
@@ -99,6 +100,8 @@ def test_earlier_schema_is_brought_to_the_present_one(tmp_path):
         database.put("k", "t", "1", GOOD)
     with sqlite3.connect(path) as raw:  # as version 1 left it
         raw.execute("DROP TABLE tuned_schedule")
+        raw.execute("DROP TABLE kernel")
+        raw.execute("ALTER TABLE measurement DROP COLUMN slowdown")
         raw.execute("PRAGMA user_version = 1")
     raw.close()
     row = TunedRow("[]", 1e-3, 2e-3, 16)

@@ -1,0 +1,161 @@
+"""A learned cost model: gradient-boosted trees that say what a kernel will take, and how sure they are."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlflow_tvm.errors import CostError
+
+FORMAT = "rlflow_tvm.learned_cost/1"
+LEAST_SAMPLES = 50
+_MEMBERS = 8
+_ROUNDS = 400
+_PARAMETERS = {
+    "objective": "reg:squarederror",
+    "eta": 0.06,
+    "max_depth": 7,
+    "min_child_weight": 2,
+    "subsample": 0.8,
+    "colsample_bynode": 0.5,
+    "tree_method": "hist",
+    "max_bin": 512,
+}
+# Rates for the first guess that the trees correct: any will do that are right to a factor of two or so.
+_FLOPS_PER_SEC = 1e11
+_BYTES_PER_SEC = 2e10
+_LEAST_SECS = 1e-6
+_FAR = 2  # a temperature from which an operand was last touched in the run before
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement to learn from. `cold`: the operands' temperatures, a digit each."""
+
+    key: str
+    features: Mapping[str, float]
+    cold: str
+    run_secs: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds, and by which factor (as a natural logarithm) the ensemble's members differ: their deviation."""
+
+    run_secs: float
+    deviation: float
+
+
+class LearnedCost:
+    """An ensemble of boosted trees over `kernel_features` and temperatures, for one target.
+
+    Each member has learned from another draw of the kernels (with replacement), as in a bootstrap: where they agree,
+    the kernel is like those that were measured. What is learned is the logarithm of the time over a roofline's guess,
+    so that a kernel larger than all that were seen is not taken for one of those.
+    """
+
+    def __init__(self, names: Sequence[str], boosters: Sequence[Any], trained_on: int) -> None:
+        self._names = tuple(names)
+        self._boosters = list(boosters)
+        self.trained_on = trained_on
+
+    @staticmethod
+    def fit(samples: Sequence[Sample], seed: int = 0, threads: int | None = None) -> LearnedCost:
+        """Train on `samples`; CostError for fewer than `LEAST_SAMPLES` of them."""
+        import xgboost
+
+        if len(samples) < LEAST_SAMPLES:
+            raise CostError(
+                f"{len(samples)} measured kernels are too few to learn from: measure at least {LEAST_SAMPLES} "
+                "(search, or price more models)"
+            )
+        rows = [_row(sample.features, sample.cold) for sample in samples]
+        names = sorted({name for row in rows for name in row})
+        matrix = _matrix(rows, names)
+        labels = np.array([math.log(s.run_secs / _guess(s.features)) for s in samples])
+        keys = sorted({sample.key for sample in samples})
+        index = {key: i for i, key in enumerate(keys)}
+        owners = np.array([index[sample.key] for sample in samples])
+        rng = np.random.default_rng(seed)
+        boosters = []
+        for member in range(_MEMBERS):
+            drawn = np.bincount(rng.integers(len(keys), size=len(keys)), minlength=len(keys))
+            data = xgboost.DMatrix(matrix, labels, weight=drawn[owners].astype("float32"), feature_names=names)
+            parameters = {**_PARAMETERS, "seed": seed * _MEMBERS + member, "nthread": threads or 0}
+            boosters.append(xgboost.train(parameters, data, num_boost_round=_ROUNDS))
+        return LearnedCost(names, boosters, len(samples))
+
+    def predict(self, kernels: Sequence[tuple[Mapping[str, float], str]]) -> list[Prediction]:
+        """A prediction for each of `kernels`: (features, temperatures)."""
+        import xgboost
+
+        if not kernels:
+            return []
+        rows = [_row(features, cold) for features, cold in kernels]
+        data = xgboost.DMatrix(_matrix(rows, self._names), feature_names=list(self._names))
+        logs = np.stack([booster.predict(data) for booster in self._boosters])
+        guesses = [_guess(features) for features, _ in kernels]
+        return [
+            Prediction(guess * math.exp(mean), float(deviation))
+            for guess, mean, deviation in zip(guesses, logs.mean(axis=0), logs.std(axis=0), strict=True)
+        ]
+
+    def save(self, path: str | Path) -> None:
+        """Write the model as JSON."""
+        members = [json.loads(booster.save_raw("json").decode()) for booster in self._boosters]
+        content = {"format": FORMAT, "names": self._names, "trained_on": self.trained_on, "members": members}
+        Path(path).write_text(json.dumps(content))
+
+    @staticmethod
+    def load(path: str | Path) -> LearnedCost:
+        """Read what `save` wrote; CostError for anything else."""
+        import xgboost
+
+        try:
+            content = json.loads(Path(path).read_text())
+            if content["format"] != FORMAT:
+                raise ValueError(f"its format is {content['format']!r}")
+            boosters = []
+            for member in content["members"]:
+                booster = xgboost.Booster()
+                booster.load_model(bytearray(json.dumps(member).encode()))
+                boosters.append(booster)
+            return LearnedCost(content["names"], boosters, int(content["trained_on"]))
+        except (OSError, ValueError, KeyError, TypeError, xgboost.core.XGBoostError) as error:
+            raise CostError(f"{path}: no learned cost model ({str(error).splitlines()[0]}): train it again") from error
+
+
+def _row(features: Mapping[str, float], cold: str) -> dict[str, float]:
+    """Features as the trees see them: bytes by temperature beside the kernel's own, all by ratio or logarithm."""
+    row = {name: math.log2(value + 1.0) if value >= 0 else value for name, value in features.items()}
+    sizes = [features[f"bytes:{i}"] for i in range(int(features["params"]))]
+    cold = cold.ljust(len(sizes), cold[-1:] or "3")
+    for name, digits in (("near", "0"), ("recent", "1"), ("far", "23456789")):
+        row[f"bytes_{name}"] = math.log2(1.0 + sum(s for s, d in zip(sizes, cold, strict=False) if d in digits))
+    row["reach"] = float(max((int(d) for d in cold), default=0))
+    row["bytes"] = math.log2(1.0 + sum(sizes))
+    row["intensity"] = math.log2((1.0 + features["flops"]) / (1.0 + sum(sizes)))
+    for axis in ("spatial:0", "spatial:1", "reduced:0"):
+        if axis in features:
+            extent = features[axis]
+            row[f"{axis}%16"] = extent % 16
+            row[f"{axis}/16"] = math.ceil(extent / 16) * 16 / max(extent, 1.0)
+    return row
+
+
+def _matrix(rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> np.ndarray:
+    return np.array([[row.get(name, math.nan) for name in names] for row in rows], dtype="float32").reshape(
+        len(rows), len(names)
+    )
+
+
+def _guess(features: Mapping[str, float]) -> float:
+    """A roofline's: seconds."""
+    moved = sum(features[f"bytes:{i}"] for i in range(int(features["params"])))
+    return max(features["flops"] / _FLOPS_PER_SEC, moved / _BYTES_PER_SEC, _LEAST_SECS)

@@ -1,0 +1,76 @@
+"""Taking what one kernel database holds into another: times of several machines, or of one that others learn from."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlflow_tvm.cost.database import KernelDatabase
+from rlflow_tvm.errors import CostError
+
+_MERGE_MEASUREMENTS = """
+INSERT INTO main.measurement SELECT * FROM other.measurement WHERE true
+ON CONFLICT (kernel, target, version) DO UPDATE SET
+    run_secs = excluded.run_secs, error = excluded.error, error_kind = excluded.error_kind,
+    repeats = excluded.repeats, spread = excluded.spread, measured_at = excluded.measured_at,
+    tvm_version = excluded.tvm_version, slowdown = excluded.slowdown
+WHERE (excluded.error IS NULL) > (measurement.error IS NULL)
+   OR ((excluded.error IS NULL) = (measurement.error IS NULL) AND excluded.measured_at > measurement.measured_at)
+"""
+_MERGE_TUNED = """
+INSERT INTO main.tuned_schedule SELECT * FROM other.tuned_schedule WHERE true
+ON CONFLICT (kernel, target, version) DO UPDATE SET
+    trace = excluded.trace, run_secs = excluded.run_secs, rule_secs = excluded.rule_secs,
+    trials = excluded.trials, tuned_at = excluded.tuned_at
+WHERE excluded.tuned_at > tuned_schedule.tuned_at
+"""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a merge came to, in measurements: new ones, ones in the place of others, and ones that were passed over."""
+
+    added: int
+    replaced: int
+    kept: int
+
+
+def merge(database: KernelDatabase, path: str | os.PathLike[str]) -> Merged:
+    """Take into `database` everything that the one at `path` holds, of whatever target, all of it or nothing.
+
+    Where both know a kernel, seconds take the place of an error, and otherwise the later measurement that of the
+    earlier. The other file is not changed. CostError where it is missing, no database of ours, or damaged.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / Path(path).name
+        _copy_database(Path(path), copy)
+        try:
+            with KernelDatabase(copy) as other:  # which brings it to the present schema
+                other.check()
+                total = len(other)
+        except CostError as error:
+            reason = error.__cause__ or str(error).replace(str(copy), "it").split(":")[0]
+            raise CostError(f"{path} cannot be merged ({reason}): give the path of a kernel database") from error
+        with database.transaction(copy) as execute:
+            before = len(database)
+            changed = execute(_MERGE_MEASUREMENTS).rowcount
+            added = len(database) - before
+            execute(_MERGE_TUNED)
+            execute("INSERT OR IGNORE INTO main.kernel SELECT * FROM other.kernel")
+    return Merged(added, changed - added, total - changed)
+
+
+def _copy_database(source: Path, copy: Path) -> None:
+    """A copy of a database that may be in use."""
+    if not source.is_file():
+        raise CostError(f"{source} cannot be merged (no such file): give the path of a kernel database")
+    try:
+        with closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as theirs:
+            with closing(sqlite3.connect(copy)) as ours:
+                theirs.backup(ours)
+    except sqlite3.Error as error:
+        raise CostError(f"{source} cannot be merged ({error}): give the path of a kernel database") from error

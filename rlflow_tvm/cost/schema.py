@@ -1,0 +1,49 @@
+"""The kernel database's tables, and the ways from earlier versions of them."""
+
+from __future__ import annotations
+
+SCHEMA_VERSION = 3
+_CREATE_MEASUREMENT = """
+CREATE TABLE measurement (
+    kernel      TEXT NOT NULL,   -- structural hash of the kernel, "/", its operands' temperatures; or a reserved name
+    target      TEXT NOT NULL,   -- target_key()
+    version     TEXT NOT NULL,   -- of the pipeline that schedules the kernel
+    run_secs    REAL,
+    error       TEXT,
+    error_kind  TEXT,
+    repeats     INTEGER NOT NULL,
+    spread      REAL,
+    measured_at REAL NOT NULL,   -- seconds since 1970
+    tvm_version TEXT NOT NULL,
+    slowdown    REAL,            -- of the machine meanwhile: a reference kernel's time over its best; NULL: not known
+    PRIMARY KEY (kernel, target, version),
+    CHECK ((run_secs IS NULL) <> (error IS NULL))
+) WITHOUT ROWID
+"""
+_ADD_SLOWDOWN = "ALTER TABLE measurement ADD COLUMN slowdown REAL"
+_CREATE_KERNEL = """
+CREATE TABLE kernel (
+    kernel      TEXT PRIMARY KEY,  -- structural hash
+    name        TEXT NOT NULL,     -- the operators fused in it
+    features    TEXT NOT NULL      -- JSON object of numbers, see cost/features.py
+) WITHOUT ROWID
+"""
+_CREATE_TUNED = """
+CREATE TABLE tuned_schedule (
+    kernel      TEXT NOT NULL,   -- as above
+    target      TEXT NOT NULL,
+    version     TEXT NOT NULL,
+    trace       TEXT,            -- JSON: the instructions of the best schedule found; NULL where none could be run
+    run_secs    REAL,            -- with that schedule
+    rule_secs   REAL,            -- with the schedule rules' own, measured in turns with it
+    trials      INTEGER NOT NULL,
+    tuned_at    REAL NOT NULL,   -- seconds since 1970
+    PRIMARY KEY (kernel, target, version)
+) WITHOUT ROWID
+"""
+MIGRATIONS = {
+    0: (_CREATE_MEASUREMENT, _CREATE_TUNED, _CREATE_KERNEL),
+    1: (_CREATE_TUNED, _ADD_SLOWDOWN, _CREATE_KERNEL),
+    2: (_ADD_SLOWDOWN, _CREATE_KERNEL),
+}
+"""What makes a file of this schema version one of the present version; 0 is an empty file."""

@@ -1,0 +1,187 @@
+"""Merging databases, what they hold, and the command that shows it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_cost_database import BAD, GOOD, write
+
+from rlflow_tvm.cost import KernelDatabase, Measurement
+from rlflow_tvm.cost.database import TunedRow
+from rlflow_tvm.cost.merge import Merged, merge
+from rlflow_tvm.errors import CostError
+
+
+def database(path: Path, rows: dict[str, Measurement], target: str = "t") -> Path:
+    with KernelDatabase(path) as made:
+        for key, measurement in rows.items():
+            made.put(key, target, "1", measurement)
+    return path
+
+
+def secs(run_secs: float, **fields: float) -> Measurement:
+    return Measurement(run_secs=run_secs, repeats=5, spread=0.01, **fields)
+
+
+def test_what_is_new_is_added_whatever_its_target(tmp_path):
+    other = database(tmp_path / "other.sqlite", {"a": GOOD, "b": BAD}, target="a GPU's")
+    with KernelDatabase(other) as theirs:
+        theirs.put_tuned("a", "a GPU's", "1", TunedRow("[]", 1.0, 2.0, 16))
+        theirs.put_kernel("a", "conv2d", {"flops": 3.0})
+    before = other.read_bytes()
+    with KernelDatabase(database(tmp_path / "ours.sqlite", {"a": secs(7.0)})) as ours:
+        assert merge(ours, other) == Merged(added=2, replaced=0, kept=0)
+        assert ours.get("a", "t", "1") == secs(7.0)  # another target's numbers are not ours
+        assert ours.get("a", "a GPU's", "1") == GOOD
+        assert ours.get("b", "a GPU's", "1") == BAD
+        assert ours.get("b", "t", "1") is None
+        assert ours.get_tuned("a", "a GPU's", "1") == TunedRow("[]", 1.0, 2.0, 16)
+        assert ours.samples("a GPU's", "1") == [("a", {"flops": 3.0}, "", GOOD.run_secs)]
+        assert merge(ours, other) == Merged(added=0, replaced=0, kept=2)
+    assert other.read_bytes() == before
+
+
+def test_seconds_before_errors_and_later_before_earlier(tmp_path):
+    early = {"late": secs(1.0), "ours fails": BAD, "theirs fails": secs(2.0), "both fail": BAD}
+    with KernelDatabase(database(tmp_path / "ours.sqlite", early)) as ours:
+        late = {"late": secs(3.0), "ours fails": secs(4.0), "theirs fails": BAD, "both fail": BAD}
+        assert merge(ours, database(tmp_path / "late.sqlite", late)) == Merged(added=0, replaced=3, kept=1)
+        found = [ours.get(key, "t", "1") for key in early]
+        assert found == [secs(3.0), secs(4.0), secs(2.0), BAD]
+    with KernelDatabase(tmp_path / "late.sqlite") as later:
+        assert merge(later, tmp_path / "ours.sqlite").replaced == 1  # only the seconds for "theirs fails"
+
+
+def test_a_database_of_an_earlier_schema_is_merged_and_left_as_it_is(tmp_path):
+    old = tmp_path / "old.sqlite"
+    with sqlite3.connect(old) as raw:
+        raw.execute(
+            "CREATE TABLE measurement (kernel TEXT, target TEXT, version TEXT, run_secs REAL, error TEXT, error_kind"
+            " TEXT, repeats INTEGER, spread REAL, measured_at REAL, tvm_version TEXT,"
+            " PRIMARY KEY (kernel, target, version)) WITHOUT ROWID"
+        )
+        raw.execute("INSERT INTO measurement VALUES ('k', 't', '1', 0.5, NULL, NULL, 3, 0.1, 1e9, '0.27')")
+        raw.execute("PRAGMA user_version = 1")
+    raw.close()
+    with KernelDatabase(tmp_path / "ours.sqlite") as ours:
+        assert merge(ours, old).added == 1
+        assert ours.get("k", "t", "1") == Measurement(run_secs=0.5, repeats=3, spread=0.1)
+    with sqlite3.connect(old) as raw:
+        assert raw.execute("PRAGMA user_version").fetchone() == (1,)
+    raw.close()
+
+
+def test_what_cannot_be_merged_changes_nothing(tmp_path):
+    path = database(tmp_path / "ours.sqlite", {"a": GOOD})
+    text = tmp_path / "text.sqlite"
+    text.write_text("no database " * 100)
+    foreign = tmp_path / "foreign.sqlite"
+    with sqlite3.connect(foreign) as raw:
+        raw.execute("CREATE TABLE theirs (x)")
+    raw.close()
+    newer = database(tmp_path / "newer.sqlite", {"b": GOOD})
+    with sqlite3.connect(newer) as raw:
+        raw.execute("PRAGMA user_version = 99")
+    raw.close()
+    damaged = database(tmp_path / "damaged.sqlite", {f"k{i}": GOOD for i in range(2000)})
+    with damaged.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (damaged.stat().st_size - 8192))
+    with KernelDatabase(path) as ours:
+        for other in (text, foreign, newer, damaged, tmp_path / "missing.sqlite"):
+            with pytest.raises(CostError, match=f"{other.name} cannot be merged .*give the path of a kernel database"):
+                merge(ours, other)
+        assert len(ours) == 1
+    assert not (tmp_path / "missing.sqlite").exists()
+
+
+def test_a_merge_that_fails_half_way_leaves_nothing(tmp_path):
+    other = database(tmp_path / "other.sqlite", {"a": GOOD, "b": GOOD})
+    with KernelDatabase(tmp_path / "ours.sqlite") as ours:
+        with sqlite3.connect(tmp_path / "ours.sqlite") as raw:  # a fault in our own file: the last statement fails
+            raw.execute("DROP TABLE kernel")
+        raw.close()
+        with pytest.raises(CostError, match="no such table"):
+            merge(ours, other)
+        assert len(ours) == 0
+
+
+def test_holdings(tmp_path):
+    with KernelDatabase(tmp_path / "k.sqlite") as held:
+        for key, measurement in {"a": secs(1.0, slowdown=1.01), "b": secs(1.0, slowdown=1.5), "c": BAD}.items():
+            held.put(key, "t", "1", measurement)
+        held.put("a", "t", "2", GOOD)
+        held.put_tuned("a", "t", "1", TunedRow(None, None, None, 16))
+        held.check()
+        by_version = {h.version: (h.measured, h.failed, h.disturbed, h.tuned) for h in held.holdings(1.15)}
+    assert by_version == {"1": (3, 1, 1, 1), "2": (1, 0, 0, 0)}
+
+
+def test_samples_are_the_successes_that_have_features(tmp_path):
+    with KernelDatabase(tmp_path / "k.sqlite") as held:
+        held.put("a/01", "t", "1", secs(1.0))
+        held.put("a/11", "t", "1", secs(2.0))
+        held.put("b/1", "t", "1", BAD)
+        held.put("c", "t", "1", secs(3.0))
+        held.put("d", "t", "1", secs(4.0))
+        held.put("a/01", "other", "1", secs(9.0))
+        for key in "abc":
+            held.put_kernel(key, "add", {"flops": 1.0})
+        assert [(key, cold, run) for key, _, cold, run in held.samples("t", "1")] == [
+            ("a", "01", 1.0), ("a", "11", 2.0), ("c", "", 3.0),
+        ]  # fmt: skip
+
+
+def test_eight_writers_of_which_one_after_the_other_is_killed(tmp_path):
+    """No row is lost that was acknowledged. (`scripts/` has the same for a minute; here a few seconds.)"""
+    path = tmp_path / "k.sqlite"
+    logs = [tmp_path / f"log{i}" for i in range(8)]
+    writers = [write(path, f"w{i}", 1_000_000, log) for i, log in enumerate(logs)]
+    with KernelDatabase(path) as reader:
+        for writer in writers:
+            time.sleep(0.4)
+            os.kill(writer.pid, signal.SIGKILL)
+        for i, (writer, log) in enumerate(zip(writers, logs, strict=True)):
+            writer.wait()
+            acknowledged = [int(line) for line in log.read_text().split("\n")[:-1]]
+            assert acknowledged == list(range(len(acknowledged)))
+            for row in acknowledged:
+                assert reader.get(f"w{i}-{row}", "target", "1") == Measurement(run_secs=1.0 + row)
+        reader.check()
+
+
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    call = [sys.executable, "-m", "rlflow_tvm.cost", *map(str, arguments)]
+    return subprocess.run(call, capture_output=True, text=True, check=False)
+
+
+def test_the_command(tmp_path):
+    ours = database(tmp_path / "ours.sqlite", {"a": GOOD, "b": BAD})
+    other = database(tmp_path / "other.sqlite", {"c": GOOD})
+    merged = command("merge", other, "--database", ours)
+    assert (merged.returncode, merged.stdout) == (0, f"{other}: 1 added, 0 replaced, 0 passed over\n")
+    shown = command("stats", "--database", ours, "--json", tmp_path / "stats.json")
+    assert shown.returncode == 0
+    assert "version 1: 3 measured (1 failed, 0 on a disturbed machine), 0 tuned" in shown.stdout
+    assert json.loads((tmp_path / "stats.json").read_text())["holdings"][0]["measured"] == 3
+    assert command("export", tmp_path / "k.csv", "--database", ours).returncode == 0
+    with (tmp_path / "k.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [(row["kernel"], row["run_secs"]) for row in rows] == [("a", "0.00025"), ("b", ""), ("c", "0.00025")]
+    for wrong, code, words in (
+        (("merge", ours, "--database", ours), 2, "is the database that is merged into"),
+        (("merge", tmp_path / "no.sqlite", "--database", ours), 1, "no.sqlite cannot be merged (no such file)"),
+        (("stats", "--database", tmp_path / "no.sqlite"), 1, "no.sqlite: no such kernel database"),
+    ):
+        failed = command(*wrong)
+        assert (failed.returncode, failed.stderr.count("\n")) == (code, 1), failed.stderr
+        assert words in failed.stderr
