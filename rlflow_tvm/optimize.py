@@ -12,6 +12,7 @@ from rlflow_tvm import cli
 if TYPE_CHECKING:
     from rlflow_tvm.cost import CostModel, Tuned
     from rlflow_tvm.passes import GraphState
+    from rlflow_tvm.search import SearchResult
 
 
 @cli.reports_errors
@@ -22,6 +23,10 @@ def main(
     plan: Annotated[Path | None, typer.Option(help="Write the plan to this JSON file.")] = None,
     target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
     shape: Annotated[list[str] | None, typer.Option(help="NAME=1,3,224,224 for a model with dynamic shapes.")] = None,
+    predict: Annotated[
+        float,
+        typer.Option(help="How much of a graph's time the search may predict rather than measure, 0 to 1."),
+    ] = 0.0,
     tune: Annotated[
         int, typer.Option(min=0, help="Then try so many MetaSchedule schedules for the heaviest kernels.")
     ] = 0,
@@ -32,7 +37,7 @@ def main(
     for path in (plan, json):
         cli.check_writable(path)
     tvm_target, shapes = cli.parse_target(target), cli.parse_shapes(shape or [])
-    from rlflow_tvm.cost import LEAST_TRIALS, CostModel, KernelDatabase, default_path
+    from rlflow_tvm.cost import LEAST_TRIALS, CostModel, KernelDatabase, PredictionPolicy, default_path
     from rlflow_tvm.errors import UsageError
     from rlflow_tvm.frontend import from_onnx
     from rlflow_tvm.search import make_search
@@ -40,11 +45,12 @@ def main(
 
     if 0 < tune < LEAST_TRIALS:
         raise UsageError(f"--tune {tune}: give at least {LEAST_TRIALS}, or 0 for none")
+    policy = PredictionPolicy(share=predict)
     method = make_search(search, seed) if agent is None else agent_search(agent, seed)
     mod = from_onnx(cli.model_path(model), shapes)
     with (
         KernelDatabase(default_path()) as database,
-        CostModel(tvm_target, database) as cost_model,
+        CostModel(tvm_target, database, policy=policy) as cost_model,
         cli.progress_bar("searching") as bar,
     ):
         result = optimize(
@@ -60,6 +66,7 @@ def main(
         "seed": seed,
         "env_steps": result.env_steps,
         "kernels_measured": result.kernels_measured,
+        "kernels_predicted": result.kernels_predicted,
         "wall_secs": result.wall_secs,
         "run_secs_before": result.run_secs_before,
         "run_secs_after": result.run_secs_after,
@@ -81,7 +88,7 @@ def main(
     cli.write_json(json, figures)
     print(
         f"{model}: {cli.milliseconds(result.run_secs_before)} -> {cli.milliseconds(result.run_secs_after)} "
-        f"by {len(result.plan)} rewrites ({result.env_steps} steps, {result.kernels_measured} kernels measured, "
+        f"by {len(result.plan)} rewrites ({result.env_steps} steps, {_kernels(result)}, "
         f"{result.wall_secs:.0f} s){'; outputs checked' if len(result.plan) else ''}"
     )
     for each in tuned:
@@ -90,6 +97,11 @@ def main(
         print(f"rlflow_tvm.compile(mod, target, database={str(default_path())!r}) uses the faster schedules")
     if plan is not None:
         print(f"plan written to {plan}")
+
+
+def _kernels(result: SearchResult) -> str:
+    predicted = f" and {result.kernels_predicted} times predicted" if result.kernels_predicted else ""
+    return f"{result.kernels_measured} kernels measured{predicted}"
 
 
 def _tune(cost_model: CostModel, state: GraphState, trials: int, seed: int) -> list[Tuned]:

@@ -9,7 +9,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from rlflow_tvm.cost import CostModel, KernelDatabase, default_path
+from rlflow_tvm.cost import CostModel, KernelDatabase, PredictionPolicy, default_path
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.envs.observation import observation_space
 from rlflow_tvm.errors import AgentError
@@ -80,18 +80,28 @@ class Superoptimize:
         search: name in `rlflow_tvm.search.SEARCHES`; not looked at where `agent` is given.
         agent: path of an agent's checkpoint.
         seed: of random choices.
+        predict: how much of a graph's time the search may predict rather than measure, 0 to 1.
     """
 
     def __init__(
-        self, target: Any = None, search: str = "greedy", agent: str | Path | None = None, seed: int = 0
+        self,
+        target: Any = None,
+        search: str = "greedy",
+        agent: str | Path | None = None,
+        seed: int = 0,
+        predict: float = 0.0,
     ) -> None:
         self.target = as_target(target)
+        self.policy = PredictionPolicy(share=predict)
         self.search = make_search(search, seed) if agent is None else agent_search(agent, seed)
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         if not _computes(mod, self.target):
             return mod
-        with KernelDatabase(default_path()) as database, CostModel(self.target, database) as cost_model:
+        with (
+            KernelDatabase(default_path()) as database,
+            CostModel(self.target, database, policy=self.policy) as cost_model,
+        ):
             return optimize(mod, self.search, cost_model).state.bound()
 
 

@@ -31,9 +31,9 @@ class Priced(FakeCostModel):
         super().__init__()
         self.target = target
 
-    def cost(self, mod, *, reach=None):
+    def cost(self, mod, *, reach=None, measured=False):
         Priced.questions += 1
-        return super().cost(mod, reach=reach)
+        return super().cost(mod, reach=reach, measured=measured)
 
     def __enter__(self):
         return self

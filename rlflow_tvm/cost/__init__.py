@@ -13,7 +13,9 @@ from rlflow_tvm.cost.end_to_end import (
     measure_interleaved,
     measure_module,
 )
+from rlflow_tvm.cost.estimator import MEASURED, PredictionPolicy
 from rlflow_tvm.cost.graph_cost import CostModel, GraphCost, graph_cost
+from rlflow_tvm.cost.learned import LEAST_SAMPLES, LearnedCost, Prediction, Sample
 from rlflow_tvm.cost.machine import target_key
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.memory import peak_bytes
@@ -25,17 +27,23 @@ from rlflow_tvm.cost.tuned import TunedSchedules
 from rlflow_tvm.cost.tuning import LEAST_TRIALS, Tuned, tune
 
 __all__ = [
+    "LEAST_SAMPLES",
     "LEAST_TRIALS",
+    "MEASURED",
     "Candidate",
     "CostModel",
     "EndToEnd",
     "GraphCost",
     "KernelDatabase",
     "KernelTimer",
+    "LearnedCost",
     "MeasuredChoice",
     "Measurement",
+    "Prediction",
+    "PredictionPolicy",
     "Roofline",
     "Runners",
+    "Sample",
     "Temperatures",
     "Tuned",
     "TunedSchedules",
@@ -44,8 +52,8 @@ __all__ = [
     "export_peak",
     "graph_cost",
     "kernel_bytes",
-    "link_library",
     "kernel_flops",
+    "link_library",
     "measure_interleaved",
     "measure_module",
     "measure_roofline",

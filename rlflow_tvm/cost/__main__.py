@@ -1,4 +1,4 @@
-"""`python -m rlflow_tvm.cost`: look at kernel databases, merge and export them."""
+"""`python -m rlflow_tvm.cost`: look at kernel databases, merge and export them; train and judge the learned cost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from rlflow_tvm.cost.database import KernelDatabase, default_path
 from rlflow_tvm.cost.measurement import DISTURBED
 from rlflow_tvm.cost.merge import merge
 from rlflow_tvm.errors import CostError, UsageError
+
+if TYPE_CHECKING:
+    from rlflow_tvm.evaluation import ModelKernels
 
 DatabaseOption = Annotated[
     Path | None, typer.Option("--database", help="A kernel database; by default the one that searches use.")
@@ -83,5 +86,64 @@ def export(
     print(f"{len(rows)} measurements written to {out}")
 
 
+@cli.reports_errors
+def train(
+    database: DatabaseOption = None,
+    target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
+) -> None:
+    """Train the model that predicts kernels' times on all that a database holds; searches find it beside it."""
+    from rlflow_tvm.cost.estimator import learned_path, train_model
+    from rlflow_tvm.cost.timer import KernelTimer
+
+    tvm_target, path = cli.parse_target(target), _existing(database)
+    with KernelDatabase(path) as opened, KernelTimer(tvm_target, opened) as timer:
+        model = train_model(timer)
+        out = learned_path(opened.path, timer.target_key, timer.version)
+    assert out is not None, "the database is a file"
+    model.save(out)
+    print(f"trained on {model.trained_on} kernels, written to {out}; `evaluate` says how good such a model is")
+
+
+@cli.reports_errors
+def evaluate(
+    models: Annotated[
+        list[str] | None, typer.Argument(help="ONNX files, or zoo:NAME; all evaluation models if none is given.")
+    ] = None,
+    walks: Annotated[int, typer.Option(min=0, help="Random walks from each model's graph.")] = 4,
+    steps: Annotated[int, typer.Option(min=0, help="Rewrites of each walk.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the walks.")] = 0,
+    database: DatabaseOption = None,
+    target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
+    json: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
+) -> None:
+    """Leave one model out after the other: train on the others' kernels, predict its own. Measures what is missing."""
+    cli.check_writable(json)
+    from rlflow_tvm.cost.timer import KernelTimer
+    from rlflow_tvm.evaluation import leave_one_out, model_kernels
+    from rlflow_tvm.frontend import from_onnx, zoo
+
+    tvm_target = cli.parse_target(target)
+    names = models or [f"{cli.ZOO_PREFIX}{name}" for name in zoo.names()]
+    paths = {name: cli.model_path(name) for name in names}
+    with KernelDatabase(default_path() if database is None else database) as opened:
+        with cli.progress_bar("measuring") as bar:
+            kernels: dict[str, ModelKernels] = {}
+            for name, path in paths.items():
+                bar(len(kernels), len(paths), name)
+                kernels[name] = model_kernels(from_onnx(path), tvm_target, opened, walks, steps, seed)
+        with cli.progress_bar("training") as bar, KernelTimer(tvm_target, opened) as timer:
+            scores = leave_one_out(kernels, opened, timer.target_key, timer.version, bar)
+    cli.write_json(json, [score.to_json() for score in scores])
+    print(f"{'model left out':24} kernels  learned from    MAPE  median  Spearman  sum of all")
+    for score in scores:
+        print(
+            f"{score.model:24} {score.kernels:7}  {score.trained_on:12}  {score.mape:6.1%}  {score.median_error:6.1%}  "
+            f"{score.spearman:8.3f}  {score.total_error:10.1%}"
+        )
+
+
 if __name__ == "__main__":
-    cli.run_group(__doc__ or "", {"stats": stats, "merge": merge_into, "export": export})
+    cli.run_group(
+        __doc__ or "",
+        {"stats": stats, "merge": merge_into, "export": export, "train": train, "evaluate": evaluate},
+    )

@@ -131,6 +131,16 @@ class KernelDatabase:
             ).fetchall()
         return [(key, json.loads(features), cold, secs) for key, features, cold, secs in rows]
 
+    def sample_count(self, target_key: str, version: str) -> int:
+        """How many `samples` gives."""
+        with self._guarded():
+            return self._connection.execute(
+                "SELECT count(*) FROM measurement AS m JOIN kernel AS k"
+                " ON k.kernel = substr(m.kernel, 1, instr(m.kernel || '/', '/') - 1)"
+                " WHERE m.target = ? AND m.version = ? AND m.run_secs IS NOT NULL",
+                (target_key, version),
+            ).fetchone()[0]
+
     def rows(self, columns: Sequence[str]) -> list[tuple]:
         """These columns of every measurement (see `schema`), in the order of the key."""
         with self._guarded():

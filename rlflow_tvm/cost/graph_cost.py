@@ -12,6 +12,8 @@ import tvm_ffi
 from rlflow_tvm.cost.choices import MeasuredChoice
 from rlflow_tvm.cost.database import KernelDatabase, default_path
 from rlflow_tvm.cost.end_to_end import measure_module
+from rlflow_tvm.cost.estimator import MEASURED, KernelEstimator, PredictionPolicy
+from rlflow_tvm.cost.learned import Prediction
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.memory import peak_bytes
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
@@ -30,7 +32,8 @@ class GraphCost:
     `flops`: floating-point operations. `bytes_moved`: the kernels' inputs and outputs, each element once.
     `peak_bytes`: most bytes of inputs, outputs and intermediates alive at once (weights not counted); None from
     `CostModel.cost`, which a search asks at each step: planning memory takes longer than all else; see `peak`.
-    Work on weights alone is done once at compile time and is in none of these.
+    `predicted`: launches of which the time was not measured; `deviation_secs`: by how much those may be wrong together
+    (the sum of their standard deviations). Work on weights alone is done once at compile time and is in none of these.
     """
 
     run_secs: float
@@ -40,6 +43,8 @@ class GraphCost:
     bytes_moved: int
     peak_bytes: int | None
     failed: tuple[str, ...] = ()
+    predicted: int = 0
+    deviation_secs: float = 0.0
 
 
 class CostModel:
@@ -47,13 +52,19 @@ class CostModel:
 
     `cost` remembers graphs by structural hash and kernels by key; `database` keeps kernels for the next process. With
     a database, where an operator has several implementations the fastest is measured and taken (`choices`).
+    `policy` says how far costs may rest on predictions; by default all is measured.
     Modules are best given in the working form (`rlflow_tvm.ir.detach`): hashing the bound form reads all weights.
     A context manager; `close` ends the measuring worker (the database stays open). Give `timer` to share one: it is
     then not closed here.
     """
 
     def __init__(
-        self, target: tvm.target.Target, database: KernelDatabase | None = None, *, timer: KernelTimer | None = None
+        self,
+        target: tvm.target.Target,
+        database: KernelDatabase | None = None,
+        *,
+        timer: KernelTimer | None = None,
+        policy: PredictionPolicy = MEASURED,
     ) -> None:
         self.target = target
         self.timer = timer if timer is not None else KernelTimer(target, database)
@@ -63,12 +74,13 @@ class CostModel:
         self.misses = 0
         """Calls of `cost` with a graph not seen before."""
         self._measured_before = self.timer.measured
+        self._estimator = KernelEstimator(self.timer, policy)
         known = self.timer.database is not None
         self.choices = Choices(MeasuredChoice(self.timer), TunedSchedules(self.timer)) if known else BY_SHAPE
         """Build what was priced here with `pipeline(target, choices)`; a tuned schedule only makes it faster."""
         self._lowering = Lowering(target, self.choices.implementation)
         self._temperatures = Temperatures(target)
-        self._graphs: dict[tuple[int, int | None], GraphCost] = {}
+        self._graphs: dict[tuple[int, int | None], tuple[GraphCost, int]] = {}  # and what had been measured by then
         self._counts: dict[str, tuple[int, int]] = {}
 
     @property
@@ -76,23 +88,35 @@ class CostModel:
         """Kernels that had to be measured since this object was made."""
         return self.timer.measured - self._measured_before
 
+    @property
+    def predicted(self) -> int:
+        """Predictions used in place of measurements since this object was made."""
+        return self._estimator.predicted
+
     def cost(
-        self, mod: tvm.IRModule, on_progress: Callable[[int, int], None] | None = None, *, reach: int | None = None
+        self,
+        mod: tvm.IRModule,
+        on_progress: Callable[[int, int], None] | None = None,
+        *,
+        reach: int | None = None,
+        measured: bool = False,
     ) -> GraphCost:
         """The cost of `mod`; `on_progress(done, total)` follows the kernels that have to be measured.
 
         `reach`: how far away weights are, by default as far as this graph itself pushes them. Graphs that are held
         against each other want one and the same, or a few bytes more or less may change the cost of every kernel.
+        `measured`: every kernel's time is to be measured, whatever the policy.
 
         KernelError for an operator that cannot be lowered, CostError when nothing can be measured at all; a kernel
         that fails is no error but makes `run_secs` infinite.
         """
         self.asked += 1
         key = (tvm_ffi.structural_hash(mod), reach)
-        if key not in self._graphs:
-            self.misses += 1
-            self._graphs[key] = self._cost(mod, on_progress, reach)
-        return self._graphs[key]
+        known = self._graphs.get(key)
+        if known is None or (known[0].predicted and (measured or known[1] != self.timer.measured)):
+            self.misses += known is None
+            known = self._graphs[key] = self._cost(mod, on_progress, reach, measured), self.timer.measured
+        return known[0]
 
     def kernels(self, mod: tvm.IRModule, reach: int | None = None) -> list[Kernel]:
         """The kernels that `cost` sums up."""
@@ -124,21 +148,28 @@ class CostModel:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _cost(self, mod: tvm.IRModule, on_progress: Callable[[int, int], None] | None, reach: int | None) -> GraphCost:
+    def _cost(
+        self, mod: tvm.IRModule, on_progress: Callable[[int, int], None] | None, reach: int | None, measured: bool
+    ) -> GraphCost:
         kernels = self.kernels(mod, reach)
-        measurements = self.timer.measure(kernels, on_progress)
+        found = self._estimator.estimate(kernels, on_progress, measured=measured)
+        predictions = [(k.count, p) for k, p in zip(kernels, found, strict=True) if isinstance(p, Prediction)]
         launches = sum(kernel.count for kernel in kernels)
         launch_secs = launches * self.timer.launch_secs() if launches else 0.0
-        failed = tuple(self._failure(k, m) for k, m in zip(kernels, measurements, strict=True) if not m.ok)
+        failed = tuple(
+            self._failure(k, m) for k, m in zip(kernels, found, strict=True) if isinstance(m, Measurement) and not m.ok
+        )
         counts = [self._count(kernel) for kernel in kernels]
         return GraphCost(
-            run_secs=math.inf if failed else launch_secs + _total(kernels, measurements),
+            run_secs=math.inf if failed else launch_secs + _total(kernels, found),
             launch_secs=launch_secs,
             kernels=launches,
             flops=sum(k.count * flops for k, (flops, _) in zip(kernels, counts, strict=True)),
             bytes_moved=sum(k.count * moved for k, (_, moved) in zip(kernels, counts, strict=True)),
             peak_bytes=None,
             failed=failed,
+            predicted=sum(count for count, _ in predictions),
+            deviation_secs=sum(count * p.run_secs * p.deviation for count, p in predictions),
         )
 
     def _failure(self, kernel: Kernel, measurement: Measurement) -> str:
@@ -169,5 +200,5 @@ def _whole_cost(mod: tvm.IRModule, model: CostModel) -> GraphCost:
     return replace(model.cost(mod), peak_bytes=model.peak(mod))
 
 
-def _total(kernels: list[Kernel], measurements: list[Measurement]) -> float:
-    return sum(k.count * m.run_secs for k, m in zip(kernels, measurements, strict=True) if m.run_secs is not None)
+def _total(kernels: list[Kernel], found: list[Measurement | Prediction]) -> float:
+    return sum(k.count * m.run_secs for k, m in zip(kernels, found, strict=True) if m.run_secs is not None)

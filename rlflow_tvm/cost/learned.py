@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ FORMAT = "rlflow_tvm.learned_cost/1"
 LEAST_SAMPLES = 50
 _MEMBERS = 8
 _ROUNDS = 400
+_LEAST_UNSEEN = 2  # members that have not learned from a sample, to say something of their deviation there
 _PARAMETERS = {
     "objective": "reg:squarederror",
     "eta": 0.06,
@@ -26,12 +28,12 @@ _PARAMETERS = {
     "colsample_bynode": 0.5,
     "tree_method": "hist",
     "max_bin": 512,
+    "nthread": 1,  # more would spin for a while, and disturb what is measured next
 }
 # Rates for the first guess that the trees correct: any will do that are right to a factor of two or so.
 _FLOPS_PER_SEC = 1e11
 _BYTES_PER_SEC = 2e10
 _LEAST_SECS = 1e-6
-_FAR = 2  # a temperature from which an operand was last touched in the run before
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds, and by which factor (as a natural logarithm) the ensemble's members differ: their deviation."""
+    """Seconds, and how sure they are: the standard deviation of their natural logarithm, 0.1 for about a tenth."""
 
     run_secs: float
     deviation: float
@@ -60,14 +62,24 @@ class LearnedCost:
     so that a kernel larger than all that were seen is not taken for one of those.
     """
 
-    def __init__(self, names: Sequence[str], boosters: Sequence[Any], trained_on: int) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        boosters: Sequence[Any],
+        scale: float,
+        trained_on: int,
+        target_key: str,
+        version: str,
+    ) -> None:
         self._names = tuple(names)
         self._boosters = list(boosters)
+        self._scale = scale
         self.trained_on = trained_on
+        self.target_key, self.version = target_key, version
 
     @staticmethod
-    def fit(samples: Sequence[Sample], seed: int = 0, threads: int | None = None) -> LearnedCost:
-        """Train on `samples`; CostError for fewer than `LEAST_SAMPLES` of them."""
+    def fit(samples: Sequence[Sample], target_key: str, version: str, seed: int = 0) -> LearnedCost:
+        """Train on `samples`, all of this target and version; CostError for fewer than `LEAST_SAMPLES` of them."""
         import xgboost
 
         if len(samples) < LEAST_SAMPLES:
@@ -84,12 +96,15 @@ class LearnedCost:
         owners = np.array([index[sample.key] for sample in samples])
         rng = np.random.default_rng(seed)
         boosters = []
+        unseen = np.full((_MEMBERS, len(samples)), math.nan)
         for member in range(_MEMBERS):
             drawn = np.bincount(rng.integers(len(keys), size=len(keys)), minlength=len(keys))
             data = xgboost.DMatrix(matrix, labels, weight=drawn[owners].astype("float32"), feature_names=names)
-            parameters = {**_PARAMETERS, "seed": seed * _MEMBERS + member, "nthread": threads or 0}
+            parameters = {**_PARAMETERS, "seed": seed * _MEMBERS + member}
             boosters.append(xgboost.train(parameters, data, num_boost_round=_ROUNDS))
-        return LearnedCost(names, boosters, len(samples))
+            left_out = drawn[owners] == 0
+            unseen[member, left_out] = boosters[-1].predict(data)[left_out]
+        return LearnedCost(names, boosters, _scale(unseen, labels), len(samples), target_key, version)
 
     def predict(self, kernels: Sequence[tuple[Mapping[str, float], str]]) -> list[Prediction]:
         """A prediction for each of `kernels`: (features, temperatures)."""
@@ -102,33 +117,64 @@ class LearnedCost:
         logs = np.stack([booster.predict(data) for booster in self._boosters])
         guesses = [_guess(features) for features, _ in kernels]
         return [
-            Prediction(guess * math.exp(mean), float(deviation))
+            Prediction(guess * math.exp(mean), self._scale * float(deviation))
             for guess, mean, deviation in zip(guesses, logs.mean(axis=0), logs.std(axis=0), strict=True)
         ]
 
     def save(self, path: str | Path) -> None:
-        """Write the model as JSON."""
+        """Write the model as JSON, whole or not at all."""
         members = [json.loads(booster.save_raw("json").decode()) for booster in self._boosters]
-        content = {"format": FORMAT, "names": self._names, "trained_on": self.trained_on, "members": members}
-        Path(path).write_text(json.dumps(content))
+        content = {
+            "format": FORMAT,
+            "target": self.target_key,
+            "version": self.version,
+            "names": self._names,
+            "scale": self._scale,
+            "trained_on": self.trained_on,
+            "members": members,
+        }
+        temporary = Path(f"{path}.{os.getpid()}")
+        temporary.write_text(json.dumps(content))
+        temporary.replace(path)
 
     @staticmethod
-    def load(path: str | Path) -> LearnedCost:
-        """Read what `save` wrote; CostError for anything else."""
+    def load(path: str | Path, target_key: str, version: str) -> LearnedCost:
+        """Read what `save` wrote; CostError for anything else, and for a model of another target or version."""
         import xgboost
 
         try:
             content = json.loads(Path(path).read_text())
             if content["format"] != FORMAT:
                 raise ValueError(f"its format is {content['format']!r}")
+            if (content["target"], content["version"]) != (target_key, version):
+                raise ValueError(f"it was trained for {content['target']}, {content['version']}")
             boosters = []
             for member in content["members"]:
-                booster = xgboost.Booster()
+                booster = xgboost.Booster({"nthread": 1})
                 booster.load_model(bytearray(json.dumps(member).encode()))
                 boosters.append(booster)
-            return LearnedCost(content["names"], boosters, int(content["trained_on"]))
+            return LearnedCost(
+                content["names"],
+                boosters,
+                float(content["scale"]),
+                int(content["trained_on"]),
+                target_key,
+                version,
+            )
         except (OSError, ValueError, KeyError, TypeError, xgboost.core.XGBoostError) as error:
             raise CostError(f"{path}: no learned cost model ({str(error).splitlines()[0]}): train it again") from error
+
+
+def _scale(unseen: np.ndarray, labels: np.ndarray) -> float:
+    """What the members' deviation is to be multiplied with to be that of the error.
+
+    `unseen`: (members, samples), NaN where a member has learned from the sample; what the others say of it is held
+    against its label.
+    """
+    several = (~np.isnan(unseen)).sum(axis=0) >= _LEAST_UNSEEN
+    errors = np.nanmean(unseen[:, several], axis=0) - labels[several]
+    deviations = np.nanstd(unseen[:, several], axis=0)
+    return float(np.sqrt(np.mean(errors**2) / np.mean(deviations**2))) if several.any() and deviations.any() else 1.0
 
 
 def _row(features: Mapping[str, float], cold: str) -> dict[str, float]:

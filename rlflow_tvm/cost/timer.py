@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import tvm
 from tvm import tirx
 
 from rlflow_tvm.cost.database import KernelDatabase
+from rlflow_tvm.cost.features import kernel_features
 from rlflow_tvm.cost.machine import check_device, cores, target_key
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.worker_process import (
@@ -35,6 +36,8 @@ class MeasurableKernel(Protocol):
     def func(self) -> tirx.PrimFunc: ...
     @property
     def key(self) -> str: ...
+    @property
+    def name(self) -> str: ...
     @property
     def cold(self) -> str: ...
 
@@ -72,6 +75,7 @@ class KernelTimer:
         """Kernels measured in the worker so far (the rest came from memory or the database)."""
         self._known: dict[str, Measurement] = {}
         self._fresh: set[str] = set()
+        self._described: set[str] = set()
         self._launch: Measurement | None = None
         self._worker = WorkerProcess(_WORKER, cores(target))
 
@@ -83,10 +87,12 @@ class KernelTimer:
         `on_progress(done, total)` is called after each kernel that had to be measured, `total` being their number.
         CostError when the worker cannot be started.
         """
-        todo = {known_as(kernel): kernel for kernel in kernels if self._wanted(kernel)}
+        todo = {known_as(kernel): kernel for kernel in kernels if not self.knows(kernel)}
         for done, (key, kernel) in enumerate(todo.items(), start=1):
             try:
                 measurement = self._measure(kernel)
+                if measurement.ok:
+                    self._store_kernel(kernel)
                 self._store(key, self.version, measurement)
             except WorkerKilledError as error:  # nothing that the kernel did: the next process tries again
                 measurement = Measurement(error=str(error), error_kind="crash")
@@ -106,10 +112,10 @@ class KernelTimer:
                 self._known[key] = stored
         return self._known.get(key)
 
-    def _wanted(self, kernel: MeasurableKernel) -> bool:
-        """Whether `kernel` is not known, or only from an earlier process and a disturbed machine."""
+    def knows(self, kernel: MeasurableKernel) -> bool:
+        """Whether `measure` has an answer at once: not where an earlier process measured on a disturbed machine."""
         known = self.lookup(kernel)
-        return known is None or (known.disturbed and known_as(kernel) not in self._fresh)
+        return known is not None and (not known.disturbed or known_as(kernel) in self._fresh)
 
     def time(self, func: tirx.PrimFunc, limit_secs: float | None = None, cold: str = "") -> Measurement:
         """Measure `func` (scheduled by the worker, unless it carries `tirx.is_scheduled`); nothing is remembered.
@@ -162,7 +168,7 @@ class KernelTimer:
         """End the worker; the database stays open, it belongs to the caller. The timer may be used again."""
         self._worker.kill()
 
-    def __enter__(self) -> KernelTimer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -203,6 +209,12 @@ class KernelTimer:
                 f"the measuring worker cannot use schedule {self.schedule!r} and target {self.target} ({error}): "
                 'give the schedule as "module:function", importable in a new process'
             ) from error
+
+    def _store_kernel(self, kernel: MeasurableKernel) -> None:
+        """What a model of costs learns from, beside the times."""
+        if self.database is not None and kernel.key not in self._described:
+            self.database.put_kernel(kernel.key, kernel.name, kernel_features(kernel.func))
+            self._described.add(kernel.key)
 
     def _store(self, key: str, version: str, measurement: Measurement) -> None:
         if self.database is not None:

@@ -9,7 +9,7 @@ import tvm
 
 from rlflow_tvm.cost import CostModel, GraphCost
 from rlflow_tvm.errors import EnvError, RewriteError
-from rlflow_tvm.kernels import vector_lanes
+from rlflow_tvm.kernels import Kernel, vector_lanes
 from rlflow_tvm.passes import GraphState, RewriteAction, RuleSet, default_rules
 
 log = logging.getLogger("rlflow_tvm")
@@ -33,7 +33,7 @@ class RewriteProblem:
         if self.start.graph.is_empty:
             raise EnvError("the module computes nothing from its inputs: there is nothing to rewrite")
         self._reach = cost_model.reach(self.start.mod)
-        cost = self.cost(self.start)
+        cost = self.cost(self.start, measured=True)
         if not math.isfinite(cost.run_secs):
             raise EnvError(f"the module cannot be priced as it is: kernel {cost.failed[0]} fails; report it as a bug")
         self.start_secs = cost.run_secs
@@ -42,9 +42,16 @@ class RewriteProblem:
     def ruleset(self) -> RuleSet:
         return self.start.ruleset
 
-    def cost(self, state: GraphState) -> GraphCost:
-        """Cost of a state, in seconds and the other metrics (remembered by structure)."""
-        return self.cost_model.cost(state.mod, reach=self._reach)
+    def cost(self, state: GraphState, *, measured: bool = False) -> GraphCost:
+        """Cost of a state, in seconds and the other metrics (remembered by structure).
+
+        With `measured` no kernel's time is predicted, whatever the cost model's policy.
+        """
+        return self.cost_model.cost(state.mod, reach=self._reach, measured=measured)
+
+    def kernels(self, state: GraphState) -> list[Kernel]:
+        """The kernels whose times `cost` sums up."""
+        return self.cost_model.kernels(state.mod, self._reach)
 
     def end_to_end(self, state: GraphState) -> float:
         """Seconds of a run of a state's module as a whole, measured once; CostError where it cannot be run."""
@@ -53,8 +60,10 @@ class RewriteProblem:
             self._end_to_end[key] = self.cost_model.end_to_end(state.bound())
         return self._end_to_end[key]
 
-    def successor(self, state: GraphState, action: RewriteAction) -> tuple[GraphState, GraphCost] | None:
-        """The state after `action` and its cost, or None where the move is refused."""
+    def successor(
+        self, state: GraphState, action: RewriteAction, *, measured: bool = False
+    ) -> tuple[GraphState, GraphCost] | None:
+        """The state after `action` and its cost (as in `cost`), or None where the move is refused."""
         self.moves += 1
         key = (state.structural_hash, str(action))
         if key in self.refusals:
@@ -67,7 +76,7 @@ class RewriteProblem:
         if following.graph.is_empty:
             self._refuse(key, "nothing would be left to compute, and so to build and to price")
             return None
-        cost = self.cost(following)
+        cost = self.cost(following, measured=measured)
         if not math.isfinite(cost.run_secs):
             self._refuse(key, f"kernel {cost.failed[0]}")
             return None

@@ -39,11 +39,11 @@ class FamilySearch:
         for start in starts:
             if best.exhausted or start.graph.is_empty:
                 continue
-            run_secs = problem.cost(start).run_secs
-            if not math.isfinite(run_secs):
-                log.warning("a family's graph is passed over: %s fails", ", ".join(problem.cost(start).failed))
+            cost = problem.cost(start, measured=True)
+            if not math.isfinite(cost.run_secs):
+                log.warning("a family's graph is passed over: %s fails", ", ".join(cost.failed))
                 continue
-            best.offer(start, run_secs)
+            best.offer(start, cost.run_secs)
             descent = replace(self.descent, budget=min(self.descent.budget, best.budget - best.spent))
             found = descent.run(problem, shown, start)
             best.offer(found.state, found.run_secs_after)

@@ -20,6 +20,9 @@ class Greedy:
     Where no move lowers the cost, up to `patience` moves that raise it by at most `tolerance` (a fraction of the
     cost now) are taken, those that the last rewrite opened first: a layout transform gains nothing while it moves,
     only when it meets its inverse. The best state seen is the result.
+
+    Where the cost model predicts, a site's gain is told at its best, by a standard deviation; its kernels are measured
+    before it is taken.
     """
 
     patience: int = 8
@@ -53,6 +56,7 @@ class _Walk:
         self.state, self.run_secs = best.state, best.run_secs
         self._gains: dict[Key, float] = {}  # cost after minus cost before, when last priced; inf if refused
         self._fresh: set[Key] = set()  # priced in the state now
+        self._measured: set[Key] = set()  # of those, the ones of which no kernel's time is predicted
         self._opened: dict[Key, int] = {}  # the step at which the site appeared
         self._seen = {self.state.structural_hash}
         self._step = 0
@@ -69,13 +73,15 @@ class _Walk:
             self._opened.setdefault(key, self._step)
         return sites
 
-    def _price(self, key: Key) -> None:
-        following = self.problem.successor(self.state, self._sites[key])
+    def _price(self, key: Key, *, measured: bool = False) -> None:
+        following = self.problem.successor(self.state, self._sites[key], measured=measured)
         gain = float("inf")
         if following is not None and following[0].structural_hash not in self._seen:
-            gain = following[1].run_secs - self.run_secs
+            gain = following[1].run_secs - following[1].deviation_secs - self.run_secs
         self._gains[key] = gain
         self._fresh.add(key)
+        if following is None or not following[1].predicted:
+            self._measured.add(key)
         self._best.report()
 
     def best_move(self, limit: float) -> Key | None:
@@ -89,6 +95,8 @@ class _Walk:
                 return None
             if key not in self._fresh:
                 self._price(key)
+            elif self._gains[key] < limit and key not in self._measured:
+                self._price(key, measured=True)
             elif self._gains[key] < limit:
                 return key
             elif not self._refresh():
@@ -107,15 +115,20 @@ class _Walk:
     def plateau_move(self, tolerance: float) -> Key | None:
         """The site opened last among those that raise the cost by at most `tolerance` of it."""
         limit = tolerance * self.run_secs
-        allowed = [key for key in self._sites if self._gains.get(key, float("inf")) <= limit]
-        return min(allowed, key=lambda k: (-self._opened[k], self._gains[k]), default=None)
+        while not self._best.exhausted:
+            allowed = [key for key in self._sites if self._gains.get(key, float("inf")) <= limit]
+            key = min(allowed, key=lambda k: (-self._opened[k], self._gains[k]), default=None)
+            if key is None or key in self._measured:
+                return key
+            self._price(key, measured=True)
+        return None
 
     def take(self, key: Key) -> None:
-        following = self.problem.successor(self.state, self._sites[key])
+        following = self.problem.successor(self.state, self._sites[key], measured=True)
         assert following is not None, "a move that was priced in this state is possible in it"
         self.state, cost = following
         self.run_secs = cost.run_secs
         self._seen.add(self.state.structural_hash)
         self._step += 1
-        self._fresh = set()
+        self._fresh, self._measured = set(), set()
         self._sites = self._list()

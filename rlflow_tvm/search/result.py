@@ -17,7 +17,8 @@ Progress = Callable[[int, int, float], None]
 class SearchResult:
     """The best state that a search found.
 
-    `env_steps` counts the moves tried, `curve` holds (env_steps, best run_secs) at each improvement.
+    `env_steps` counts the moves tried, `kernels_predicted` the times used that nobody measured (none of them in
+    `run_secs_after`), `curve` holds (env_steps, best run_secs) at each improvement.
     """
 
     state: GraphState
@@ -25,6 +26,7 @@ class SearchResult:
     run_secs_after: float
     env_steps: int
     kernels_measured: int
+    kernels_predicted: int
     wall_secs: float
     curve: tuple[tuple[int, float], ...]
 
@@ -41,8 +43,9 @@ class Incumbent:
     ) -> None:
         self.problem, self.budget, self._progress = problem, budget, progress
         self.state = problem.start if start is None else start
-        self.run_secs = problem.cost(self.state).run_secs
+        self.run_secs = problem.cost(self.state, measured=True).run_secs
         self._moves_before, self._measured_before = problem.moves, problem.cost_model.measured
+        self._predicted_before = problem.cost_model.predicted
         self._started = time.monotonic()
         self._curve = [(0, problem.start_secs)]
 
@@ -55,7 +58,9 @@ class Incumbent:
         return self.spent >= self.budget
 
     def offer(self, state: GraphState, run_secs: float) -> bool:
-        """Take `state` if it costs less than the best so far; says whether it did."""
+        """Take `state` if it costs less than the best so far, by measurement; says whether it did."""
+        if run_secs < self.run_secs:
+            run_secs = self.problem.cost(state, measured=True).run_secs
         better = run_secs < self.run_secs
         if better:
             self.state, self.run_secs = state, run_secs
@@ -75,6 +80,7 @@ class Incumbent:
             self.run_secs,
             self.spent,
             self.problem.cost_model.measured - self._measured_before,
+            self.problem.cost_model.predicted - self._predicted_before,
             time.monotonic() - self._started,
             tuple(self._curve),
         )

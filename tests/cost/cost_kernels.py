@@ -19,6 +19,7 @@ class FakeKernel:
     func: tirx.PrimFunc
     key: str
     cold: str = ""
+    name: str = "fake"
 
 
 def unscheduled(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:

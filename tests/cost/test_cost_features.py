@@ -1,18 +1,16 @@
-"""Features against small kernels counted by hand, and what is learned from them against a known law."""
+"""Features against small kernels counted by hand."""
 
 from __future__ import annotations
 
 import json
 import math
 
-import numpy as np
 import pytest
 from cost_kernels import add, gather, matmul
 from small_models import MODELS, TARGET
+from tvm import te, tirx
 
 from rlflow_tvm.cost.features import kernel_features
-from rlflow_tvm.cost.learned import LEAST_SAMPLES, LearnedCost, Sample
-from rlflow_tvm.errors import CostError
 from rlflow_tvm.kernels import extract_kernels
 
 F32 = 4
@@ -52,69 +50,29 @@ def test_features_of_a_models_kernels_are_finite_and_the_same_each_time(name):
         json.dumps(features)
 
 
-def law(features: dict[str, float], cold: str) -> float:
-    """Seconds of a made-up machine: a rate of arithmetic, bytes that cost by temperature, and a start."""
-    moved = sum(features[f"bytes:{i}"] * (4.0 if digit > "1" else 1.0) for i, digit in enumerate(cold))
-    return 1e-6 + features["flops"] / 2e11 + moved / 5e10
+def test_a_table_from_which_rows_are_picked_counts_by_the_rows():
+    features = kernel_features(gather(1000, 4, 3))
+    assert (features["bytes:0"], features["bytes:2"]) == (3 * 4 * F32, 3 * 4 * F32)
 
 
-def samples(count: int, seed: int) -> list[Sample]:
-    rng = np.random.default_rng(seed)
-    made = []
-    for i in range(count):
-        n, k, m = (int(2 ** rng.uniform(2, 9)) for _ in range(3))
-        features = kernel_features(matmul(n, k, m))
-        cold = "".join(rng.choice(list("0134"), 3))
-        made.append(Sample(f"{seed}-{i}", features, cold, law(features, cold)))
-    return made
+def transposed(rows: int, columns: int) -> tirx.PrimFunc:
+    a = te.placeholder((rows, columns), name="a")
+    return te.create_prim_func([a, te.compute((columns, rows), lambda i, j: a[j, i], name="b")])
 
 
-@pytest.fixture(scope="module")
-def learned() -> LearnedCost:
-    return LearnedCost.fit(samples(600, 0), seed=3)
+def test_steps_through_memory():
+    features = kernel_features(transposed(3, 5))
+    assert (features["step:0:spatial:0"], features["step:0:spatial:1"], features["worst_step"]) == (5, 1, 5)
+    assert kernel_features(add(3, 5))["worst_step"] == 1
+    product = kernel_features(matmul(3, 5, 70))  # the larger operand is the second one: 5 x 70
+    assert [product[f"step:{i}:reduced:0"] for i in range(2)] == [70, 1]
+    assert [product[f"step:{i}:spatial:0"] for i in range(2)] == [1, 0]
 
 
-def test_a_law_is_learned(learned):
-    new = samples(100, 1)
-    predictions = learned.predict([(s.features, s.cold) for s in new])
-    errors = [abs(p.run_secs / s.run_secs - 1) for p, s in zip(predictions, new, strict=True)]
-    assert np.mean(errors) < 0.1
-    assert np.median([p.deviation for p in predictions]) < 0.1
-
-
-def test_what_is_unlike_everything_seen_is_less_sure(learned):
-    known = learned.predict([(s.features, s.cold) for s in samples(50, 1)])
-    strange = learned.predict([(kernel_features(add(4096, 4096)), "444")])
-    assert strange[0].deviation > np.median([p.deviation for p in known])
-
-
-def test_the_same_samples_give_the_same_model():
-    first, second = (LearnedCost.fit(samples(LEAST_SAMPLES, 0), seed=1, threads=2) for _ in range(2))
-    asked = [(s.features, s.cold) for s in samples(10, 1)]
-    assert first.predict(asked) == second.predict(asked)
-
-
-def test_it_is_kept_as_json(learned, tmp_path):
-    path = tmp_path / "cost.json"
-    learned.save(path)
-    json.loads(path.read_text())
-    again = LearnedCost.load(path)
-    asked = [(s.features, s.cold) for s in samples(10, 1)]
-    assert again.predict(asked) == learned.predict(asked)
-    assert again.trained_on == learned.trained_on == 600
-    assert learned.predict([]) == []
-
-
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"format": "another"}', '{"format": "rlflow_tvm.learned_cost/1"}']
-)
-def test_another_file_is_refused(content, tmp_path):
-    path = tmp_path / "cost.json"
-    path.write_text(content)
-    with pytest.raises(CostError, match=r"cost\.json: no learned cost model .*train it again"):
-        LearnedCost.load(path)
-
-
-def test_too_little_to_learn_from():
-    with pytest.raises(CostError, match="49 measured kernels are too few"):
-        LearnedCost.fit(samples(LEAST_SAMPLES - 1, 0))
+def test_axes_are_told_in_the_order_of_the_result():
+    """Whatever the order in which the block names them."""
+    a = te.placeholder((4, 6, 8), name="a")
+    swapped = te.create_prim_func([a, te.compute((8, 4, 6), lambda i, j, k: a[j, k, i] + 1.0, name="b")])
+    features = kernel_features(swapped)
+    assert [features[f"spatial:{i}"] for i in range(3)] == [6, 4, 8]
+    assert [features[f"step:0:spatial:{i}"] for i in range(3)] == [8, 48, 1]

@@ -1,0 +1,136 @@
+"""Seconds for the kernels of a search: measured, or predicted where the learned cost model is sure enough."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlflow_tvm.cost.features import kernel_features
+from rlflow_tvm.cost.learned import LEAST_SAMPLES, LearnedCost, Prediction, Sample
+from rlflow_tvm.cost.measurement import Measurement
+from rlflow_tvm.cost.timer import KernelTimer, known_as
+from rlflow_tvm.errors import CostError
+from rlflow_tvm.kernels import Kernel
+
+log = logging.getLogger("rlflow_tvm")
+
+_GROWTH = 1.25  # of the kernels measured, from which the model is trained again
+
+
+@dataclass(frozen=True)
+class PredictionPolicy:
+    """How far a search's costs may rest on predictions.
+
+    `share`: what predicted kernels may make up of a graph's time, 0 (nothing is predicted) to 1. `deviation`: a kernel
+    on which the ensemble's members differ by more than this factor (a standard deviation of the logarithm) is measured.
+    CostError for values outside their range.
+    """
+
+    share: float = 0.0
+    deviation: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.share <= 1.0:
+            raise CostError(f"prediction share {self.share}: give a part of a graph's time, from 0 to 1")
+        if not self.deviation > 0.0:
+            raise CostError(f"prediction deviation {self.deviation}: it must lie above 0")
+
+
+MEASURED = PredictionPolicy()
+"""Nothing is predicted."""
+
+
+class KernelEstimator:
+    """Gives each kernel a measurement, or a prediction where `policy` allows one; learns from what is measured.
+
+    The model is read from beside the database, or trained on what the database holds for this target and this version
+    of the kernels, and trained again once that has grown by a quarter. Without a database nothing is predicted.
+    """
+
+    def __init__(self, timer: KernelTimer, policy: PredictionPolicy = MEASURED) -> None:
+        self.timer = timer
+        self.policy = policy
+        self.predicted = 0
+        """Predictions handed out, of kernels that were not known."""
+        self._model: LearnedCost | None = None
+        self._looked_at = -1  # samples in the database when training was last thought of
+        self._features: dict[str, Mapping[str, float]] = {}
+
+    def estimate(
+        self,
+        kernels: Sequence[Kernel],
+        on_progress: Callable[[int, int], None] | None = None,
+        *,
+        measured: bool = False,
+    ) -> list[Measurement | Prediction]:
+        """One for each of `kernels`, in their order; with `measured` only measurements."""
+        predictions = {} if measured else self._predictions(kernels)
+        found = self.timer.measure([k for k in kernels if known_as(k) not in predictions], on_progress)
+        self.predicted += len(predictions)
+        rest = iter(found)
+        return [predictions[known_as(k)] if known_as(k) in predictions else next(rest) for k in kernels]
+
+    def _predictions(self, kernels: Sequence[Kernel]) -> dict[str, Prediction]:
+        """Of the kernels that are not known those that may stay so, the surest first."""
+        unknown = {known_as(k): k for k in kernels if not self.timer.knows(k)} if self.policy.share else {}
+        if not unknown or (model := self._learned()) is None:
+            return {}
+        predictions = dict(zip(unknown, model.predict([(self._of(k), k.cold) for k in unknown.values()]), strict=True))
+        secs = {key: unknown[key].count * each.run_secs for key, each in predictions.items()}
+        known = [(k.count, self.timer.lookup(k)) for k in kernels if known_as(k) not in unknown]
+        total = sum(secs.values()) + sum(count * (m.run_secs or 0.0) for count, m in known if m is not None)
+        allowed = self.policy.share * total * (1.0 + 1e-9)  # sums are rounded
+        taken: dict[str, Prediction] = {}
+        spent = 0.0
+        for key, each in sorted(predictions.items(), key=lambda item: item[1].deviation):
+            if each.deviation > self.policy.deviation or spent + secs[key] > allowed:
+                break
+            taken[key] = each
+            spent += secs[key]
+        return taken
+
+    def _of(self, kernel: Kernel) -> Mapping[str, float]:
+        if kernel.key not in self._features:
+            self._features[kernel.key] = kernel_features(kernel.func)
+        return self._features[kernel.key]
+
+    def _learned(self) -> LearnedCost | None:
+        database = self.timer.database
+        if database is None:
+            return None
+        held = database.sample_count(self.timer.target_key, self.timer.version)
+        if held == self._looked_at:
+            return self._model
+        self._looked_at = held
+        path = learned_path(database.path, self.timer.target_key, self.timer.version)
+        if self._model is None and path is not None and path.exists():
+            try:
+                self._model = LearnedCost.load(path, self.timer.target_key, self.timer.version)
+            except CostError as error:
+                log.warning("%s", error)  # which is done below
+        if held >= LEAST_SAMPLES and (self._model is None or held >= _GROWTH * self._model.trained_on):
+            self._model = train_model(self.timer)
+            if path is not None:
+                self._model.save(path)
+        return self._model
+
+
+def train_model(timer: KernelTimer) -> LearnedCost:
+    """A model of all that the timer's database holds for its target and version; CostError where that is too little."""
+    if timer.database is None:
+        raise CostError("there is no kernel database to learn from: give one")
+    rows = timer.database.samples(timer.target_key, timer.version)
+    model = LearnedCost.fit([Sample(*row) for row in rows], timer.target_key, timer.version)
+    log.info("learned cost model trained on %d kernels", model.trained_on)
+    return model
+
+
+def learned_path(database: str, target_key: str, version: str) -> Path | None:
+    """Where the model of a target and version is kept: beside the database. None for one in memory."""
+    if database == ":memory:":
+        return None
+    name = hashlib.sha256(f"{target_key}\n{version}".encode()).hexdigest()[:12]
+    return Path(database).parent / f"learned-{name}.json"

@@ -1,0 +1,77 @@
+"""`python -m rlflow_tvm.cost`, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tvm import te, tirx
+
+from rlflow_tvm.cost import KernelDatabase, KernelTimer, Measurement, target_key
+from rlflow_tvm.evaluation import Score
+from rlflow_tvm.kernels import Kernel, as_target
+
+
+def product(n: int, k: int) -> tirx.PrimFunc:
+    a, b = te.placeholder((n, k), name="a"), te.placeholder((k, 16), name="b")
+    j = te.reduce_axis((0, k), name="j")
+    return te.create_prim_func([a, b, te.compute((n, 16), lambda x, y: te.sum(a[x, j] * b[j, y], axis=j), name="c")])
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """A database as a search leaves it, of times that follow the products' sizes."""
+    path = tmp_path_factory.mktemp("cost") / "kernels.sqlite"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KernelTimer, "_measure", lambda self, kernel: Measurement(run_secs=secs[kernel.key], repeats=7))
+        sizes = [(n, k) for n in range(2, 12) for k in range(3, 13)]
+        kernels = [Kernel(product(n, k), f"{n},{k}", "matmul", 1, "000") for n, k in sizes]
+        secs = {kernel.key: 1e-6 * n * k for kernel, (n, k) in zip(kernels, sizes, strict=True)}
+        with KernelDatabase(path) as database, KernelTimer(as_target(None), database) as timer:
+            timer.measure(kernels)
+    return path
+
+
+def test_train_leaves_the_model_beside_the_database(run, filled):
+    done = run("cost", "train", "--database", filled)
+    assert done.returncode == 0, done.stderr
+    assert "trained on 100 kernels" in done.stdout
+    (model,) = filled.parent.glob("learned-*.json")
+    assert json.loads(model.read_text())["target"] == target_key(as_target(None))
+
+
+def test_too_little_to_train_on(run, tmp_path):
+    KernelDatabase(tmp_path / "empty.sqlite").close()
+    done = run("cost", "train", "--database", tmp_path / "empty.sqlite")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: 0 measured kernels are too few")
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.glob("learned-*"))
+
+
+def test_evaluate_measures_what_is_missing_and_tells(run, filled, tmp_path):
+    """One bundled model against made-up products: bad predictions, honestly told."""
+    done = run(
+        "cost", "evaluate", "zoo:squeezenet-tiny", "--walks", 0, "--database", filled, "--json", tmp_path / "s.json"
+    )
+    assert done.returncode == 0, done.stderr
+    (score,) = json.loads((tmp_path / "s.json").read_text())
+    assert set(score) == set(Score.__dataclass_fields__)
+    assert (score["model"], score["trained_on"]) == ("zoo:squeezenet-tiny", 100)
+    assert score["kernels"] >= 10
+    assert f"{score['mape']:.1%}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "--database", "nowhere.sqlite"), "nowhere.sqlite: no such kernel database"),
+        (("evaluate", "zoo:nothing"), "nothing"),
+        (("evaluate", "--json", "no/such/folder.json"), "does not exist"),
+    ],
+)
+def test_wrong_use_is_one_line(run, arguments, message):
+    done = run("cost", *arguments)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
