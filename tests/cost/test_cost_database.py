@@ -201,3 +201,36 @@ def test_kill_9(tmp_path):
     raw = sqlite3.connect(path)
     assert raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     raw.close()
+
+
+def test_eight_writers_of_which_one_is_killed_again_and_again(tmp_path):
+    """No row is lost that was acknowledged. RLFLOW_TVM_STRESS_SECS=60 does it for a minute."""
+    path = tmp_path / "k.sqlite"
+    turns = int(os.environ.get("RLFLOW_TVM_STRESS_SECS", "4"))
+    started: list[tuple[subprocess.Popen[str], Path]] = []
+
+    def start() -> subprocess.Popen[str]:
+        log = tmp_path / f"log{len(started)}"
+        started.append((write(path, f"w{len(started)}", 1_000_000, log), log))
+        return started[-1][0]
+
+    running = [start() for _ in range(8)]
+    with KernelDatabase(path) as reader:
+        for turn in range(turns):
+            time.sleep(1.0)
+            assert all(writer.poll() is None for writer in running)
+            os.kill(running[turn % 8].pid, signal.SIGKILL)
+            running[turn % 8] = start()
+        for writer in running:
+            os.kill(writer.pid, signal.SIGKILL)
+        total = 0
+        for i, (writer, log) in enumerate(started):
+            writer.wait()
+            acknowledged = [int(line) for line in log.read_text().split("\n")[:-1]]
+            assert acknowledged == list(range(len(acknowledged)))
+            for row in acknowledged:
+                assert reader.get(f"w{i}-{row}", "target", "1") == Measurement(run_secs=1.0 + row)
+            total += len(acknowledged)
+        reader.check()
+        assert total <= len(reader) <= total + len(started)  # a row that was written, but not yet acknowledged
+        print(f"{turns} writers killed, {total} rows acknowledged, none lost")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from test_cost_database import BAD, GOOD, write
+from test_cost_database import BAD, GOOD
 
 from rlflow_tvm.cost import KernelDatabase, Measurement
 from rlflow_tvm.cost.database import TunedRow
@@ -139,24 +136,6 @@ def test_samples_are_the_successes_that_have_features(tmp_path):
         assert [(key, cold, run) for key, _, cold, run in held.samples("t", "1")] == [
             ("a", "01", 1.0), ("a", "11", 2.0), ("c", "", 3.0),
         ]  # fmt: skip
-
-
-def test_eight_writers_of_which_one_after_the_other_is_killed(tmp_path):
-    """No row is lost that was acknowledged. (`scripts/` has the same for a minute; here a few seconds.)"""
-    path = tmp_path / "k.sqlite"
-    logs = [tmp_path / f"log{i}" for i in range(8)]
-    writers = [write(path, f"w{i}", 1_000_000, log) for i, log in enumerate(logs)]
-    with KernelDatabase(path) as reader:
-        for writer in writers:
-            time.sleep(0.4)
-            os.kill(writer.pid, signal.SIGKILL)
-        for i, (writer, log) in enumerate(zip(writers, logs, strict=True)):
-            writer.wait()
-            acknowledged = [int(line) for line in log.read_text().split("\n")[:-1]]
-            assert acknowledged == list(range(len(acknowledged)))
-            for row in acknowledged:
-                assert reader.get(f"w{i}-{row}", "target", "1") == Measurement(run_secs=1.0 + row)
-        reader.check()
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
