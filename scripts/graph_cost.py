@@ -1,0 +1,110 @@
+"""Graph cost against end-to-end time, of models as they are and after random rewrites.
+
+    python scripts/graph_cost.py --models zoo:resnet18 zoo:bert-base --rewrites 0 20 --rounds 3
+
+Rounds are interleaved: in each the kernels are measured afresh by a new worker, and the module is run by a new process
+(the same binary's time varies from process to process, with where its memory happens to lie). A figure is the median
+over the rounds of (sum of kernels and launches) / (end-to-end time). Implementations are chosen by a database of this
+run's own, in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from trajectories import walked
+
+from rlflow_tvm import from_onnx
+from rlflow_tvm.cli import model_path
+from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, export_library, measure_interleaved
+from rlflow_tvm.envs import RewriteProblem
+from rlflow_tvm.frontend import random_inputs
+from rlflow_tvm.kernels import Kernel, as_target, num_cores, pipeline, vector_lanes
+from rlflow_tvm.passes import GraphState, default_rules
+
+BURSTS = 2
+
+
+def summed(kernels: list[Kernel], target: Any) -> float:
+    """Seconds of the kernels and their launches, measured now by a worker of their own."""
+    with KernelTimer(target) as timer:
+        measured = timer.measure(kernels)
+        secs = [k.count * m.run_secs for k, m in zip(kernels, measured, strict=True) if m.run_secs is not None]
+        if len(secs) < len(kernels):
+            raise SystemExit(f"a kernel fails: {[m.error for m in measured if not m.ok]}")
+        return sum(secs) + timer.launch_secs() * sum(kernel.count for kernel in kernels)
+
+
+def compared(name: str, state: GraphState, cost_model: CostModel, rounds: int) -> dict[str, Any]:
+    """The rounds of one graph: costs, end-to-end times, and the median of their ratios."""
+    target, mod = cost_model.target, state.bound()
+    problem = RewriteProblem(mod, cost_model)  # chooses implementations
+    kernels = problem.kernels(problem.start)
+    cost_model.timer.close()
+    inputs = list(random_inputs(mod, 0).values())
+    costs, times = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        library = export_library(mod, target, Path(folder) / "model.so", pipeline(target, cost_model.choices))
+        for _ in range(rounds):
+            costs.append(summed(kernels, target))
+            run = measure_interleaved({"model": library}, inputs, BURSTS, threads=num_cores(target))
+            times.append(run["model"].run_secs)
+    ratios = [cost / secs for cost, secs in zip(costs, times, strict=True)]
+    return {
+        "model": name,
+        "rewrites": len(state.actions),
+        "kernels": len(kernels),
+        "cost_secs": costs,
+        "end_to_end_secs": times,
+        "ratio": float(np.median(ratios)),
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    def shown(values: list[float]) -> str:
+        return " ".join(f"{1e3 * value:.3f}" for value in values)
+
+    return (
+        f"{row['model']} after {row['rewrites']} rewrites ({row['kernels']} kernels): "
+        f"graph cost {shown(row['cost_secs'])} ms, end to end {shown(row['end_to_end_secs'])} ms, "
+        f"ratio {row['ratio']:.3f}"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["zoo:demo"], help="ONNX files or zoo:NAME")
+    parser.add_argument("--rewrites", nargs="+", type=int, default=[0, 20], help="random rewrites before measuring")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0, help="of the rewrites")
+    parser.add_argument("--target", default="llvm", help="llvm: this machine")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    target = as_target(options.target)
+    rows = []
+    for name in options.models:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            KernelDatabase(Path(folder) / "kernels.sqlite") as database,
+            CostModel(target, database) as cost_model,
+        ):
+            start = GraphState.from_module(from_onnx(model_path(name)), default_rules(vector_lanes(target)))
+            for count in options.rewrites:
+                state, _ = walked(start, count, np.random.default_rng((options.seed, count)))
+                rows.append(compared(name, state, cost_model, options.rounds))
+                print(line(rows[-1]), flush=True)
+                if options.json is not None:
+                    options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    errors = [abs(row["ratio"] - 1.0) for row in rows]
+    print(f"error: median {np.median(errors):.1%}, worst {max(errors):.1%}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
