@@ -18,6 +18,7 @@ from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
 from rlflow_tvm.cost.temperature import Temperatures
 from rlflow_tvm.cost.timer import KernelTimer, known_as
 from rlflow_tvm.cost.tuned import TunedSchedules
+from rlflow_tvm.dataflow import Dataflow
 from rlflow_tvm.kernels import BY_SHAPE, Choices, Kernel, Lowering
 
 
@@ -68,7 +69,7 @@ class CostModel:
         """Build what was priced here with `pipeline(target, choices)`; a tuned schedule only makes it faster."""
         self._lowering = Lowering(target, self.choices.implementation)
         self._temperatures = Temperatures(target)
-        self._graphs: dict[tuple[int, int | None], GraphCost] = {}
+        self._graphs: dict[tuple[object, int | None], GraphCost] = {}
         self._counts: dict[str, tuple[int, int]] = {}
 
     @property
@@ -77,7 +78,11 @@ class CostModel:
         return self.timer.measured - self._measured_before
 
     def cost(
-        self, mod: tvm.IRModule, on_progress: Callable[[int, int], None] | None = None, *, reach: int | None = None
+        self,
+        mod: tvm.IRModule | Dataflow,
+        on_progress: Callable[[int, int], None] | None = None,
+        *,
+        reach: int | None = None,
     ) -> GraphCost:
         """The cost of `mod`; `on_progress(done, total)` follows the kernels that have to be measured.
 
@@ -88,17 +93,17 @@ class CostModel:
         that fails is no error but makes `run_secs` infinite.
         """
         self.asked += 1
-        key = (tvm_ffi.structural_hash(mod), reach)
+        key = (mod.structure if isinstance(mod, Dataflow) else tvm_ffi.structural_hash(mod), reach)
         if key not in self._graphs:
             self.misses += 1
             self._graphs[key] = self._cost(mod, on_progress, reach)
         return self._graphs[key]
 
-    def kernels(self, mod: tvm.IRModule, reach: int | None = None) -> list[Kernel]:
+    def kernels(self, mod: tvm.IRModule | Dataflow, reach: int | None = None) -> list[Kernel]:
         """The kernels that `cost` sums up."""
         return self._temperatures.kernels(self._lowering.launches(mod), reach)
 
-    def reach(self, mod: tvm.IRModule) -> int:
+    def reach(self, mod: tvm.IRModule | Dataflow) -> int:
         """How far away weights are when `mod` runs again and again (see `temperature`)."""
         return self._temperatures.reach(self._lowering.launches(mod))
 
@@ -124,7 +129,9 @@ class CostModel:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _cost(self, mod: tvm.IRModule, on_progress: Callable[[int, int], None] | None, reach: int | None) -> GraphCost:
+    def _cost(
+        self, mod: tvm.IRModule | Dataflow, on_progress: Callable[[int, int], None] | None, reach: int | None
+    ) -> GraphCost:
         kernels = self.kernels(mod, reach)
         measurements = self.timer.measure(kernels, on_progress)
         launches = sum(kernel.count for kernel in kernels)

@@ -10,8 +10,9 @@ import numpy as np
 from gymnasium import spaces
 from tvm import relax
 
+from rlflow_tvm.dataflow import Node
 from rlflow_tvm.passes import GraphState, RewriteAction
-from rlflow_tvm.passes.graph import Graph, Node
+from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.ops import OPERATORS
 
 LOCATIONS = 200

@@ -32,7 +32,7 @@ class RewriteProblem:
         self._end_to_end: dict[int, float] = {}
         if self.start.graph.is_empty:
             raise EnvError("the module computes nothing from its inputs: there is nothing to rewrite")
-        self._reach = cost_model.reach(self.start.mod)
+        self._reach = cost_model.reach(self.start.graph)
         cost = self.cost(self.start)
         if not math.isfinite(cost.run_secs):
             raise EnvError(f"the module cannot be priced as it is: kernel {cost.failed[0]} fails; report it as a bug")
@@ -44,7 +44,7 @@ class RewriteProblem:
 
     def cost(self, state: GraphState) -> GraphCost:
         """Cost of a state, in seconds and the other metrics (remembered by structure)."""
-        return self.cost_model.cost(state.mod, reach=self._reach)
+        return self.cost_model.cost(state.graph, reach=self._reach)
 
     def end_to_end(self, state: GraphState) -> float:
         """Seconds of a run of a state's module as a whole, measured once; CostError where it cannot be run."""

@@ -15,7 +15,7 @@ _MAX_NODES = 256  # operators in one kernel, as in TVM
 
 
 @dataclass
-class Node:
+class Operator:
     """One operator. `uses`: (index of a later node that reads it, kind of that edge); `escapes`: it is an output."""
 
     kind: int
@@ -37,7 +37,7 @@ class _Group:
         return group
 
 
-def partition(nodes: Sequence[Node]) -> list[list[int]]:
+def partition(nodes: Sequence[Operator]) -> list[list[int]]:
     """Groups of node indices, each ascending, in the order of their last members. `nodes` are in topological order."""
     dominators, kinds = _post_dominators(nodes)
     groups = [_Group(node.kind, has_anchor=node.kind == OUT_FUSIBLE) for node in nodes]
@@ -74,7 +74,7 @@ def _allowed(kind: int, edges: int, phase: int) -> Callable[[int, bool], bool] |
 
 
 def _path_fits(
-    nodes: Sequence[Node], groups: Sequence[_Group], source: int, sink: int, allowed: Callable[[int, bool], bool]
+    nodes: Sequence[Operator], groups: Sequence[_Group], source: int, sink: int, allowed: Callable[[int, bool], bool]
 ) -> bool:
     seen: set[int] = set()
     pending = [use for use, _ in nodes[source].uses]
@@ -90,7 +90,7 @@ def _path_fits(
     return True
 
 
-def _between(nodes: Sequence[Node], source: int, sink: int) -> list[int]:
+def _between(nodes: Sequence[Operator], source: int, sink: int) -> list[int]:
     """`source` and all nodes on the ways from it to `sink`, without `sink`."""
     seen = {source}
     pending = [source]
@@ -113,7 +113,7 @@ def _merge(child: _Group, parent: _Group) -> None:
         parent.kind = max(child.kind, parent.kind)
 
 
-def _post_dominators(nodes: Sequence[Node]) -> tuple[list[int | None], list[int]]:
+def _post_dominators(nodes: Sequence[Operator]) -> tuple[list[int | None], list[int]]:
     """Each node's immediate post-dominator (None: it has none), and the greatest kind of edge on the ways to it."""
     count = len(nodes)
     dominators: list[int | None] = [None] * count

@@ -12,8 +12,9 @@ import tvm
 from tvm import relax
 from tvm.relax import dpl
 
+from rlflow_tvm.dataflow import Node, canonical
 from rlflow_tvm.passes.attribute import shape
-from rlflow_tvm.passes.graph import Graph, Node
+from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.ops import CLASSES, COMMUTATIVE, OPERATORS, Operator
 from rlflow_tvm.passes.rule import RewriteRule
 from rlflow_tvm.passes.term import Apply, Item, Number, Term, Var
@@ -119,6 +120,8 @@ def _same(a: Any, b: Any) -> bool:
 
 def unify(term: Term, expr: relax.Expr, graph: Graph, env: dict[str, Any], matched: list[relax.Var]) -> None:
     """Match `term` at `expr`, binding variables in `env`; Mismatch says why it cannot."""
+    if isinstance(expr, relax.Var):
+        expr = canonical(expr)
     if isinstance(term, Var):
         bind(term.name, expr, env, expr)
         return

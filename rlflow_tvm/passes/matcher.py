@@ -8,8 +8,9 @@ from typing import Any
 
 from tvm import relax
 
+from rlflow_tvm.dataflow import Node
 from rlflow_tvm.errors import RewriteError
-from rlflow_tvm.passes.graph import Graph, Node
+from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.match import Match, Mismatch, bind, match_root, root_operators, unify, variants
 from rlflow_tvm.passes.rule import RewriteRule
 
@@ -52,6 +53,9 @@ def _same_expression(a: relax.Expr, b: relax.Expr) -> bool:
     return a.same_as(b)
 
 
+Pairs = Mapping[tuple[Match, Match], Match | None]
+"""Match of a rule's first left terms and one of the next term -> what they are together, None if they disagree."""
+
 Roots = Mapping[tuple[str, int], Mapping[relax.Var, Sequence[Match]]]
 """(rule, number of the left term) -> root variable -> the matches of that term there."""
 
@@ -59,10 +63,13 @@ Roots = Mapping[tuple[str, int], Mapping[relax.Var, Sequence[Match]]]
 class Matches:
     """Every match in one graph, by rule and in execution order. Immutable; `after` gives the next graph's."""
 
-    def __init__(self, graph: Graph, ruleset: RuleSet, roots: Roots) -> None:
+    def __init__(self, graph: Graph, ruleset: RuleSet, roots: Roots, known: Pairs | None = None) -> None:
         self.graph, self.ruleset, self._roots = graph, ruleset, roots
+        self._known: Pairs = known or {}
+        self._pairs: dict[tuple[Match, Match], Match | None] = {}
         self.parameters = ruleset.parameters(graph)
         self.by_rule = {rule.name: tuple(self._join(rule)) for rule in ruleset.rules}
+        self._known = {}  # of the graph before: not needed any more
 
     @staticmethod
     def of(graph: Graph, ruleset: RuleSet) -> Matches:
@@ -84,44 +91,47 @@ class Matches:
         for key, matches in self._roots.items():
             kept = {var: found for var, found in matches.items() if var in graph.position and var not in dirty}
             roots[key] = {**kept, **fresh[key]}
-        return Matches(graph, self.ruleset, roots)
+        return Matches(graph, self.ruleset, roots, self._pairs)
 
     def _join(self, rule: RewriteRule) -> list[Match]:
         """Matches of all roots together: single-root matches that agree on the variables they share."""
-        position = self.graph.position
-        if len(rule.equation.left) == 1:  # checked when it was matched
-            found = self._roots[rule.name, 0]
-            return [match for var in sorted(found, key=position.__getitem__) for match in found[var]]
-        partial: list[Match] = [Match(rule, (), (), {})]
-        for number in range(len(rule.equation.left)):
-            candidates = self._roots[rule.name, number]
-            ordered = [m for var in sorted(candidates, key=position.__getitem__) for m in candidates[var]]
-            shared = _shared_tensors(rule, number)
+        partial, last = self._ordered(rule, 0), len(rule.equation.left) - 1
+        if last == 0:  # checked when it was matched
+            return partial
+        for number in range(1, last + 1):
             by_key: dict[tuple[object, ...], list[Match]] = {}
-            for one in ordered:
-                by_key.setdefault(_key(one, shared), []).append(one)
+            for one in self._ordered(rule, number) if partial else ():
+                by_key.setdefault(_key(one, rule.shared[number]), []).append(one)
             partial = [
                 joined
                 for first in partial
-                for second in by_key.get(_key(first, shared), ())
-                if (joined := self._joined(first, second)) is not None
+                for second in by_key.get(_key(first, rule.shared[number]), ())
+                if (joined := self._joined(first, second, number == last)) is not None
             ]
-        return [match for p in partial if (match := _checked(p, self.graph, self.parameters)) is not None]
+        return partial
 
-    def _joined(self, first: Match, second: Match) -> Match | None:
-        position, root = self.graph.position, second.roots[0]
-        if root in first.roots:
+    def _ordered(self, rule: RewriteRule, number: int) -> list[Match]:
+        """The matches of one left term, in execution order."""
+        found = self._roots[rule.name, number]
+        return [match for var in sorted(found, key=self.graph.position.__getitem__) for match in found[var]]
+
+    def _joined(self, first: Match, second: Match, last: bool) -> Match | None:
+        """The two as one match, with its conditions checked if that was the `last` root.
+
+        Remembered from graph to graph: both are the same objects only where nothing near them has changed.
+        """
+        position = self.graph.position
+        if first.rule.symmetric and position[first.roots[-1]] > position[second.roots[0]]:
             return None
-        if first.rule.symmetric and first.roots and position[first.roots[-1]] > position[root]:
-            return None
-        env = dict(first.env)
-        try:
-            for name, value in second.env.items():
-                bind(name, value, env, root)
-        except Mismatch:
-            return None
-        roots, variant = (*first.roots, root), (*first.variant, *second.variant)
-        return Match(first.rule, roots, variant, env, (*first.matched, *second.matched))
+        pair = first, second
+        if pair in self._known:
+            joined = self._known[pair]
+        else:
+            joined = _agreed(first, second)
+            if last and joined is not None:
+                joined = _checked(joined, self.graph, self.parameters)
+        self._pairs[pair] = joined
+        return joined
 
     def explain(self, rule: RewriteRule, node: Node, root: int = 0) -> str:
         """Why `rule` does not match with its left term number `root` at `node` ("" if it does)."""
@@ -149,10 +159,18 @@ class Matches:
         return f"the condition {failed[0]} does not hold" if failed else "it computes on weights alone"
 
 
-def _shared_tensors(rule: RewriteRule, number: int) -> tuple[str, ...]:
-    """Tensor variables that left term `number` has in common with the ones before it."""
-    before = rule.tensors(rule.equation.left[:number])
-    return tuple(sorted(before & rule.tensors(rule.equation.left[number : number + 1])))
+def _agreed(first: Match, second: Match) -> Match | None:
+    (root,) = second.roots
+    if root in first.roots:
+        return None
+    env = dict(first.env)
+    try:
+        for name, value in second.env.items():
+            bind(name, value, env, root)
+    except Mismatch:
+        return None
+    roots, variant = (*first.roots, root), (*first.variant, *second.variant)
+    return Match(first.rule, roots, variant, env, (*first.matched, *second.matched))
 
 
 def _key(match: Match, names: tuple[str, ...]) -> tuple[object, ...]:
