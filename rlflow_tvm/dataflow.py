@@ -87,12 +87,33 @@ class Node:
         binding = relax.VarBinding(var, value) if binding is None else binding
         return Node(binding, canonical(var), value, variables_of(value), op)
 
+    @cached_property
+    def reads(self) -> tuple[relax.Var, ...]:
+        """`inputs`, each once."""
+        return tuple(dict.fromkeys(self.inputs))
+
+    @cached_property
+    def source(self) -> relax.Expr | None:
+        """What an item is taken of, or a call's first argument (canonical); None where there is no such thing."""
+        if self.op == "getitem":
+            source = self.value.tuple_value
+        elif isinstance(self.value, relax.Call) and self.value.args:
+            source = self.value.args[0]
+        else:
+            return None
+        return canonical(source) if isinstance(source, relax.Var) else source
+
+    @cached_property
+    def item(self) -> tuple[int, int]:
+        """Of an item: its index, and how many the tuple has."""
+        return self.value.index, len(self.value.tuple_value.ty.fields)
+
 
 class Dataflow:
     """A function `main` of one dataflow block: parameters, nodes in execution order, what it returns. Immutable.
 
-    `inputs`: how many leading parameters are real inputs, the others being weights. `prim_funcs`: the PrimFuncs beside
-    `main` in its module.
+    `params`: canonical variables. `inputs`: how many of them, leading, are real inputs, the others being weights.
+    `prim_funcs`: the PrimFuncs beside `main` in its module.
     """
 
     def __init__(
@@ -104,7 +125,7 @@ class Dataflow:
         attrs: object = None,
         prim_funcs: Mapping[tvm.ir.GlobalVar, tirx.PrimFunc] | None = None,
     ) -> None:
-        self.params, self.inputs, self.nodes, self.output = tuple(map(canonical, params)), inputs, tuple(nodes), output
+        self.params, self.inputs, self.nodes, self.output = tuple(params), inputs, tuple(nodes), output
         self.attrs, self.prim_funcs = attrs, prim_funcs or {}
 
     @classmethod
@@ -113,7 +134,7 @@ class Dataflow:
     ) -> Self:
         """Read a function in the working form (see `rlflow_tvm.ir`)."""
         nodes = [Node.of(b.var, b.value, b) for b in all_bindings(func)]
-        return cls(func.params, num_inputs(func), nodes, func.body.body, func.attrs, prim_funcs)
+        return cls(tuple(map(canonical, func.params)), num_inputs(func), nodes, func.body.body, func.attrs, prim_funcs)
 
     @classmethod
     def from_module(cls, mod: tvm.IRModule) -> Self:
@@ -130,8 +151,8 @@ class Dataflow:
     def function(self) -> relax.Function:
         block = relax.DataflowBlock([node.binding for node in self.nodes])
         body = relax.SeqExpr([block], self.output)
-        func = relax.Function(list(self.params), body, self.output.ty, True, self.attrs)
-        return relax.BlockBuilder().normalize(func)
+        relax.expr._update_type(body, self.output.ty)
+        return relax.Function(list(self.params), body, self.output.ty, True, self.attrs)
 
     @property
     def module(self) -> tvm.IRModule:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import count
 
 import tvm
 from tvm import relax, tirx
@@ -15,6 +14,7 @@ from rlflow_tvm.ir import detach
 from .choice import Chooser, heuristic_choice
 from .cuda.layout import channels_last
 from .fuse import FusedCall, Fuser
+from .launches import Launch, Launches, number_launches
 from .legalize import Legalizer, check_lowered
 from .split import Split, WeightSplitter, make_function
 
@@ -34,26 +34,6 @@ class Kernel:
     name: str
     count: int
     cold: str = ""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One launch in a graph. `operands`: the number of the tensor behind each parameter, inputs first, then results."""
-
-    func: tirx.PrimFunc
-    key: str
-    name: str
-    operands: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Launches:
-    """A graph's launches in order, and which of their tensors are not made by them, or outlive the run."""
-
-    launches: tuple[Launch, ...]
-    inputs: frozenset[int]
-    weights: frozenset[int]
-    outputs: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -99,7 +79,7 @@ class Lowering:
         """The launches of `mod` and the tensors that they read and write; without the weight-only work."""
         split, prim_funcs = self._divide(mod if isinstance(mod, Dataflow) else detach(mod).mod)
         check_lowered(split.main)
-        return _numbered(split.main, self._fuse(split.main, prim_funcs))
+        return number_launches(split.main, self._fuse(split.main, prim_funcs))
 
     def _divide(self, mod: tvm.IRModule | Dataflow) -> tuple[Split, dict[str, tirx.PrimFunc]]:
         """Of a module in the working form."""
@@ -128,55 +108,6 @@ class Lowering:
         mod = builder.finalize()
         mod["main"] = make_function(Dataflow(main.params, main.inputs, nodes, main.output))
         return mod
-
-
-def _numbered(main: Dataflow, steps: list[FusedCall | Node]) -> Launches:
-    held: dict[relax.Expr, tuple[int, ...]] = {}
-    numbers = count()
-
-    def of(value: relax.Expr) -> tuple[int, ...]:
-        """The tensors that a value consists of; what is none of `main`'s variables is a constant of its own."""
-        known = held.get(value)
-        if known is not None:
-            return known
-        if isinstance(value, relax.Tuple):
-            return tuple(number for field in value.fields for number in of(field))
-        if isinstance(value, relax.TupleGetItem):
-            fields = of(value.tuple_value)
-            flat = len(fields) == len(value.tuple_value.ty.fields)
-            return (fields[value.index],) if flat else fields
-        if isinstance(value, relax.Call):  # a view
-            return of(value.args[0]) if value.args else ()
-        held[value] = tuple(next(numbers) for _ in range(_tensors(value.ty)))
-        return held[value]
-
-    given, weights = (
-        frozenset(n for p in params for n in of(p))
-        for params in (main.params[: main.inputs], main.params[main.inputs :])
-    )
-    launches: list[Launch] = []
-    constants: set[int] = set()
-    for step in steps:
-        if isinstance(step, FusedCall):
-            operands: list[int] = []
-            for arg in step.args:
-                tensors = held.get(arg)
-                if tensors is None:
-                    tensors = of(arg)
-                    constants.update(tensors)
-                operands += tensors
-            operands += of(step.output.var)
-            launches.append(Launch(step.func, step.key, step.name, tuple(operands)))
-        else:
-            held[step.var] = of(step.value)
-    return Launches(tuple(launches), given, weights | constants, frozenset(of(main.output)))
-
-
-def _tensors(ty: relax.Type) -> int:
-    """How many tensors a value of this type holds."""
-    if isinstance(ty, relax.TupleType):
-        return sum(map(_tensors, ty.fields))
-    return int(isinstance(ty, relax.TensorType))
 
 
 def extract_kernels(mod: tvm.IRModule, target: Target) -> list[Kernel]:

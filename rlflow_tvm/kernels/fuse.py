@@ -11,7 +11,7 @@ from tvm import relax, tirx
 
 from rlflow_tvm.dataflow import Dataflow, Node, canonical
 
-from .partition import OPAQUE, Operator, partition
+from .partition import OPAQUE, partition
 from .split import make_function
 
 _CALL_TIR = "relax.call_tir"
@@ -23,13 +23,17 @@ _LONGEST_NAME = 80
 
 @dataclass(frozen=True)
 class FusedCall:
-    """One launch: the kernel's PrimFunc, its key and name, the values it reads, and the node it replaces last."""
+    """One launch: the kernel's PrimFunc, its key and name, the values it reads, and the node it replaces last.
+
+    `results`: how many tensors it writes.
+    """
 
     func: tirx.PrimFunc
     key: str
     name: str
     args: tuple[relax.Expr, ...]
     output: Node
+    results: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Fuser:
         nodes = flow.nodes
         calls = [self._calls.get(node) or self._call(node, prim_funcs) for node in nodes]
         steps: list[FusedCall | Node] = []
-        for members in partition(_operators(flow, calls)):
+        for members in partition([call.kind for call in calls], *_uses(flow)):
             last = members[-1]
             if calls[last].callee is None:
                 steps.append(nodes[last])
@@ -94,7 +98,7 @@ class Fuser:
             callee, args = names[0], calls[0].args
             if (callee,) not in self._fused:
                 self._fused[callee,] = (prim_funcs[callee], kernel_key(prim_funcs[callee]), callee.rstrip(_DIGITS))
-            return FusedCall(*self._fused[callee,], args, group[-1])
+            return FusedCall(*self._fused[callee,], args, group[-1], count_tensors(group[-1].var.ty))
         inside = {node.var: i for i, node in enumerate(group)}
         inputs: dict[relax.Expr, int] = {}
         signature: list[tuple] = []
@@ -111,7 +115,7 @@ class Fuser:
             func = self._make(group, list(inputs), prim_funcs)
             name = "_".join(["fused", *(name.rstrip(_DIGITS) for name in names)])
             self._fused[key] = (func, kernel_key(func), name[:_LONGEST_NAME])
-        return FusedCall(*self._fused[key], tuple(inputs), group[-1])
+        return FusedCall(*self._fused[key], tuple(inputs), group[-1], count_tensors(group[-1].var.ty))
 
     @staticmethod
     def _make(members: Sequence[Node], inputs: list[relax.Expr], prim_funcs: dict[str, tirx.PrimFunc]) -> tirx.PrimFunc:
@@ -147,20 +151,23 @@ class Fuser:
         return module["group"]
 
 
-def _operators(flow: Dataflow, calls: list[_Call]) -> list[Operator]:
-    """The graph of the nodes, as `partition` wants it."""
+def _uses(flow: Dataflow) -> tuple[list[list[int]], set[int]]:
+    """For each node the numbers of those that read it, once for each operand, and the numbers of the outputs."""
     index = {node.var: i for i, node in enumerate(flow.nodes)}
-    operators = [Operator(call.kind) for call in calls]
-    for i, (node, call) in enumerate(zip(flow.nodes, calls, strict=True)):
-        use = (i, call.kind)
+    uses: list[list[int]] = [[] for _ in flow.nodes]
+    for i, node in enumerate(flow.nodes):
         for var in node.inputs:
             source = index.get(var)
             if source is not None:
-                operators[source].uses.append(use)
-    for var in flow.outputs:
-        if var in index:
-            operators[index[var]].escapes = True
-    return operators
+                uses[source].append(i)
+    return uses, {index[var] for var in flow.outputs if var in index}
+
+
+def count_tensors(ty: relax.Type) -> int:
+    """How many tensors a value of this type holds."""
+    if isinstance(ty, relax.TupleType):
+        return sum(map(count_tensors, ty.fields))
+    return int(isinstance(ty, relax.TensorType))
 
 
 def kernel_key(func: tirx.PrimFunc) -> str:

@@ -17,13 +17,25 @@ class Split:
     """A function in working form, divided.
 
     `main`: `main(inputs..., weights..., derived...)`, the weights those that it reads itself.
-    `weight_only`: `main(weights...) -> (derived...)`, or None where nothing depends on weights alone.
-    `derived`: the names of main's trailing parameters, in the order of the tuple that `weight_only` returns.
+    `early`: what is computed from `weights` alone, in order, and which variables among it `needed` by `main`.
     """
 
     main: Dataflow
-    weight_only: Dataflow | None
-    derived: tuple[str, ...]
+    early: tuple[Node, ...]
+    weights: tuple[relax.Var, ...]
+    needed: tuple[relax.Var, ...]
+
+    @property
+    def weight_only(self) -> Dataflow | None:
+        """`main(weights...) -> (derived...)`, or None where nothing depends on weights alone."""
+        if not self.needed:
+            return None
+        return Dataflow(self.weights, 0, *_with_output([*self.early], relax.Tuple(self.needed)))
+
+    @property
+    def derived(self) -> tuple[str, ...]:
+        """The names of main's trailing parameters, in the order of the tuple that `weight_only` returns."""
+        return tuple(param.name for param in self.main.params[len(self.main.params) - len(self.needed) :])
 
 
 class WeightSplitter:
@@ -47,8 +59,8 @@ class WeightSplitter:
         runtime: list[Node] = []
         shapes: dict[relax.Var, relax.Expr] = {}
         for original in flow.nodes:
-            node = self._replace(original, shapes)
-            if _is_shape_of(node):
+            node = self._replace(original, shapes) if shapes else original
+            if node.op == "relax.shape_of" and _is_static(node):
                 shapes[node.var] = node.value.args[0].ty.shape
             elif constant.issuperset(node.inputs):
                 constant.add(node.var)
@@ -60,18 +72,18 @@ class WeightSplitter:
     def _assemble(
         self, flow: Dataflow, weights: tuple[relax.Var, ...], early: dict[relax.Var, Node], runtime: list[Node]
     ) -> Split:
-        read: dict[relax.Var, None] = dict.fromkeys(flow.outputs)
+        read = set(flow.outputs)
         live: list[Node] = []
         for node in reversed(runtime):
             if node.var in read:
                 live.append(node)
-                read.update(dict.fromkeys(node.inputs))
+                read.update(node.inputs)
         copied: list[Node] = []
         # a tuple or shape cannot be bound as a constant: main makes its own, from members that can
         for var in reversed(early):
             if var in read and not isinstance(var.ty, relax.TensorType):
                 copied.append(early[var])
-                read.update(dict.fromkeys(early[var].inputs))
+                read.update(early[var].inputs)
         needed = [var for var in early if var in read and isinstance(var.ty, relax.TensorType)]
         params = {var: self._derived(var) for var in needed}
         nodes = [self._replace(node, params) for node in (*reversed(copied), *reversed(live))]
@@ -81,10 +93,7 @@ class WeightSplitter:
             flow.inputs,
             *_with_output(nodes, substitute(flow.output, params)),
         )
-        if not needed:
-            return Split(main, None, ())
-        weight_only = Dataflow(weights, 0, *_with_output([*early.values()], relax.Tuple(needed)))
-        return Split(main, weight_only, tuple(params[var].name for var in needed))
+        return Split(main, tuple(early.values()), weights, tuple(needed))
 
     def _derived(self, var: relax.Var) -> relax.Var:
         """The parameter of `main` that holds the value of `var`."""
@@ -124,8 +133,7 @@ def make_function(flow: Dataflow) -> relax.Function:
     return relax.Function(list(flow.params), body, flow.output.ty, True, attrs)
 
 
-def _is_shape_of(node: Node) -> bool:
-    if node.op != "relax.shape_of":
-        return False
+def _is_static(node: Node) -> bool:
+    """Whether the shape that a `shape_of` gives is known."""
     ty = node.value.args[0].ty
     return isinstance(ty.shape, relax.ShapeExpr) and all(isinstance(e, tirx.IntImm) for e in ty.shape)

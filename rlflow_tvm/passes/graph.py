@@ -34,7 +34,7 @@ class Graph(Dataflow):
         """Variable -> the nodes that read it, in execution order."""
         users: dict[relax.Var, list[Node]] = {}
         for node in self.nodes:
-            for var in dict.fromkeys(node.inputs):
+            for var in node.reads:
                 users.setdefault(var, []).append(node)
         return {var: tuple(nodes) for var, nodes in users.items()}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tvm import relax
@@ -11,7 +12,17 @@ from tvm import relax
 from rlflow_tvm.dataflow import Node
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes.graph import Graph
-from rlflow_tvm.passes.match import Match, Mismatch, bind, match_root, root_operators, unify, variants
+from rlflow_tvm.passes.match import (
+    Forms,
+    Match,
+    Mismatch,
+    bind,
+    match_root,
+    pattern_of,
+    root_operators,
+    unify,
+    variants,
+)
 from rlflow_tvm.passes.rule import RewriteRule
 
 
@@ -30,6 +41,22 @@ class RuleSet:
         double = {name for name in names if names.count(name) > 1}
         if double:
             raise RewriteError(f"two rules are called {double.pop()}: every rule needs a name of its own")
+
+    @cached_property
+    def by_operator(self) -> Mapping[str, tuple[tuple[RewriteRule, int, Forms], ...]]:
+        """Relax name of an operator -> the left terms that can be rooted at it: rule, number of the term, its forms."""
+        found: dict[str, list[tuple[RewriteRule, int, Forms]]] = {}
+        for rule in self.rules:
+            for number, term in enumerate(rule.equation.left):
+                forms = tuple((form, pattern_of(form)) for form in variants(term, rule.symmetric))
+                for operator in root_operators(term):
+                    found.setdefault(operator, []).append((rule, number, forms))
+        return {operator: tuple(entries) for operator, entries in found.items()}
+
+    @cached_property
+    def reach(self) -> int:
+        """How far a match of any rule reaches from its root, in operators."""
+        return max((rule.depth for rule in self.rules), default=0)
 
     def __getitem__(self, name: str) -> RewriteRule:
         for rule in self.rules:
@@ -78,19 +105,21 @@ class Matches:
 
     def after(self, graph: Graph) -> Matches:
         """The matches of `graph`, a rewrite of this one: only nodes near a changed binding are looked at again."""
-        old = {node.var: node for node in self.graph.nodes}
-        reach = max((rule.depth for rule in self.ruleset.rules), default=0)
+        old = frozenset(self.graph.nodes)
         turned = graph.weight_only ^ self.graph.weight_only  # conditions ask for it, however far from the rewrite
-        front = [n for n in graph.nodes if old.get(n.var) is not n or n.var in turned]
+        front = [n for n in graph.nodes if n not in old or n.var in turned]
         dirty = {node.var: node for node in front}
-        for _ in range(reach):
+        for _ in range(self.ruleset.reach):
             front = [user for node in front for user in graph.users.get(node.var, ()) if user.var not in dirty]
             dirty.update({node.var: node for node in front})
-        fresh = _match_nodes(graph, self.ruleset, list(dirty.values()))
+        fresh = _match_nodes(graph, self.ruleset, dirty.values())
+        gone = {*(self.graph.position.keys() - graph.position.keys()), *dirty}
         roots = {}
-        for key, matches in self._roots.items():
-            kept = {var: found for var, found in matches.items() if var in graph.position and var not in dirty}
-            roots[key] = {**kept, **fresh[key]}
+        for key in {**self._roots, **fresh}:
+            matches = self._roots.get(key, {})
+            if not matches.keys().isdisjoint(gone):
+                matches = {var: found for var, found in matches.items() if var not in gone}
+            roots[key] = {**matches, **fresh[key]} if key in fresh else matches
         return Matches(graph, self.ruleset, roots, self._pairs)
 
     def _join(self, rule: RewriteRule) -> list[Match]:
@@ -112,7 +141,7 @@ class Matches:
 
     def _ordered(self, rule: RewriteRule, number: int) -> list[Match]:
         """The matches of one left term, in execution order."""
-        found = self._roots[rule.name, number]
+        found = self._roots.get((rule.name, number), {})
         return [match for var in sorted(found, key=self.graph.position.__getitem__) for match in found[var]]
 
     def _joined(self, first: Match, second: Match, last: bool) -> Match | None:
@@ -191,23 +220,15 @@ def _checked(match: Match, graph: Graph, parameters: Mapping[str, Any]) -> Match
 
 
 def _match_nodes(
-    graph: Graph, ruleset: RuleSet, nodes: Sequence[Node]
+    graph: Graph, ruleset: RuleSet, nodes: Iterable[Node]
 ) -> dict[tuple[str, int], dict[relax.Var, list[Match]]]:
     parameters = ruleset.parameters(graph)
-    by_operator: dict[str, list[Node]] = {}
-    for node in nodes:
-        by_operator.setdefault(node.op, []).append(node)
     result: dict[tuple[str, int], dict[relax.Var, list[Match]]] = {}
-    for rule in ruleset.rules:
-        single = len(rule.equation.left) == 1
-        for number, term in enumerate(rule.equation.left):
-            found: dict[relax.Var, list[Match]] = {}
-            for operator in root_operators(term):
-                for node in by_operator.get(operator, ()):
-                    matches = match_root(rule, number, node, graph)
-                    if single:
-                        matches = [c for m in matches if (c := _checked(m, graph, parameters)) is not None]
-                    if matches:
-                        found[node.var] = matches
-            result[rule.name, number] = found
+    for node in nodes:
+        for rule, number, forms in ruleset.by_operator.get(node.op, ()):
+            matches = match_root(rule, forms, node, graph)
+            if len(rule.equation.left) == 1:
+                matches = [c for m in matches if (c := _checked(m, graph, parameters)) is not None]
+            if matches:
+                result.setdefault((rule.name, number), {})[node.var] = matches
     return result
