@@ -29,9 +29,9 @@ from tvm import relax
 from rlflow_tvm import from_onnx
 from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
 from rlflow_tvm.cost import Candidate, Runners, export_library, export_peak, peak_flops
+from rlflow_tvm.dataflow import all_bindings, variables_of
 from rlflow_tvm.ir import detach
 from rlflow_tvm.kernels import Choice, explain, num_cores, pipeline
-from rlflow_tvm.kernels.split import all_bindings, variables_of
 from rlflow_tvm.verify import range_error
 
 MODELS = tuple(f"zoo:{n}" for n in ("resnet18", "resnet50", "squeezenet1.1", "inception-v3", "bert-base", "vit-base"))

@@ -20,6 +20,7 @@ from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
 from rlflow_tvm.cost.temperature import Temperatures
 from rlflow_tvm.cost.timer import KernelTimer, known_as
 from rlflow_tvm.cost.tuned import TunedSchedules
+from rlflow_tvm.dataflow import Dataflow
 from rlflow_tvm.kernels import BY_SHAPE, Choices, Kernel, Lowering
 
 
@@ -80,7 +81,7 @@ class CostModel:
         """Build what was priced here with `pipeline(target, choices)`; a tuned schedule only makes it faster."""
         self._lowering = Lowering(target, self.choices.implementation)
         self._temperatures = Temperatures(target)
-        self._graphs: dict[tuple[int, int | None], tuple[GraphCost, int]] = {}  # and what had been measured by then
+        self._graphs: dict[tuple[object, int | None], tuple[GraphCost, int]] = {}  # and what had been measured by then
         self._counts: dict[str, tuple[int, int]] = {}
 
     @property
@@ -95,7 +96,7 @@ class CostModel:
 
     def cost(
         self,
-        mod: tvm.IRModule,
+        mod: tvm.IRModule | Dataflow,
         on_progress: Callable[[int, int], None] | None = None,
         *,
         reach: int | None = None,
@@ -111,18 +112,18 @@ class CostModel:
         that fails is no error but makes `run_secs` infinite.
         """
         self.asked += 1
-        key = (tvm_ffi.structural_hash(mod), reach)
+        key = (mod.structure if isinstance(mod, Dataflow) else tvm_ffi.structural_hash(mod), reach)
         known = self._graphs.get(key)
         if known is None or (known[0].predicted and (measured or known[1] != self.timer.measured)):
             self.misses += known is None
             known = self._graphs[key] = self._cost(mod, on_progress, reach, measured), self.timer.measured
         return known[0]
 
-    def kernels(self, mod: tvm.IRModule, reach: int | None = None) -> list[Kernel]:
+    def kernels(self, mod: tvm.IRModule | Dataflow, reach: int | None = None) -> list[Kernel]:
         """The kernels that `cost` sums up."""
         return self._temperatures.kernels(self._lowering.launches(mod), reach)
 
-    def reach(self, mod: tvm.IRModule) -> int:
+    def reach(self, mod: tvm.IRModule | Dataflow) -> int:
         """How far away weights are when `mod` runs again and again (see `temperature`)."""
         return self._temperatures.reach(self._lowering.launches(mod))
 
@@ -149,7 +150,11 @@ class CostModel:
         self.close()
 
     def _cost(
-        self, mod: tvm.IRModule, on_progress: Callable[[int, int], None] | None, reach: int | None, measured: bool
+        self,
+        mod: tvm.IRModule | Dataflow,
+        on_progress: Callable[[int, int], None] | None,
+        reach: int | None,
+        measured: bool,
     ) -> GraphCost:
         kernels = self.kernels(mod, reach)
         found = self._estimator.estimate(kernels, on_progress, measured=measured)

@@ -99,21 +99,25 @@ def operand_temperatures(
     last = {number: i for i, launch in enumerate(launches.launches) for number in launch.operands}
     storages = _Storages(launches)
     touched: dict[int, int] = {}
+    untouched = str(reach)
     clock, found = 0, []
     for i, (launch, size) in enumerate(zip(launches.launches, sizes, strict=True)):
-        places = [storages.of(number, own) for number, own in zip(launch.operands, size, strict=True)]
-        digits = ""
-        for number, place, own in zip(launch.operands, places, size, strict=True):
+        operands = launch.operands
+        places = [storages.of(number, own) for number, own in zip(operands, size, strict=True)]
+        digits = []
+        for number, place, own in zip(operands, places, size, strict=True):
             before = touched.get(place, 0 if part and number not in launches.weights else None)
             if before is None:
-                digits += str(reach)
+                digits.append(untouched)
             else:
-                digits += "1" if reach and clock - before + own > capacity else "0"
-        found.append(digits)
+                digits.append("1" if reach and clock - before + own > capacity else "0")
+        found.append("".join(digits))
         clock += sum(size)
-        touched.update(dict.fromkeys(places, clock))
-        for number in dict.fromkeys(launch.operands):
+        for place in places:
+            touched[place] = clock
+        for number in operands:
             if last[number] == i:
+                last[number] = -1  # once, however often the launch reads it
                 storages.release(number)
     return found
 
@@ -129,9 +133,10 @@ class _Storages:
 
     def of(self, number: int, size: int) -> int:
         """The storage of a tensor, which gets one when it is first asked for."""
-        if number not in self._place:
-            self._place[number] = number if number in self._kept else self._take(number, size)
-        return self._place[number]
+        place = self._place.get(number)
+        if place is None:
+            place = self._place[number] = number if number in self._kept else self._take(number, size)
+        return place
 
     def release(self, number: int) -> None:
         """The tensor is read no more."""
@@ -139,12 +144,19 @@ class _Storages:
             self._free.append(self._place[number])
 
     def _take(self, number: int, size: int) -> int:
-        fitting = [place for place in self._free if size <= self._size[place] <= _MATCH * size]
-        smaller = [place for place in self._free if size <= _MATCH * self._size[place] < _MATCH * size]
-        if fitting or smaller:
-            place = min(fitting, key=self._size.__getitem__) if fitting else max(smaller, key=self._size.__getitem__)
-            self._free.remove(place)
-        else:
-            place = number
-        self._size[place] = max(size, self._size.get(place, 0))
-        return place
+        fitting: int | None = None
+        smaller: int | None = None
+        least, most = _MATCH * size + 1, -(-size // _MATCH) - 1
+        for place in self._free:
+            own = self._size[place]
+            if size <= own < least:
+                fitting, least = place, own
+            elif most < own < size:
+                smaller, most = place, own
+        taken = fitting if fitting is not None else smaller
+        if taken is None:
+            self._size[number] = size
+            return number
+        self._free.remove(taken)
+        self._size[taken] = max(size, self._size[taken])
+        return taken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -10,13 +11,15 @@ import numpy as np
 from gymnasium import spaces
 from tvm import relax
 
+from rlflow_tvm.dataflow import Node
 from rlflow_tvm.passes import GraphState, RewriteAction
-from rlflow_tvm.passes.graph import Graph, Node
+from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.ops import OPERATORS
 
 LOCATIONS = 200
 """Sites of one rule that an observation has room for (RLFlow's default)."""
 NODES_PER_LOCATION = 4
+_NO_NODES = [-1] * NODES_PER_LOCATION
 
 # Index 0 is every operator that no rule names, 1 a graph input; then Relax's operators in a fixed order.
 OPERATOR_INDEX: dict[str, int] = {
@@ -61,15 +64,15 @@ def observe(state: GraphState, refused: set[RewriteAction] | frozenset[RewriteAc
     location_mask = np.zeros((rules + 1, LOCATIONS), dtype=np.int8)
     location_nodes = np.full((rules + 1, LOCATIONS, NODES_PER_LOCATION), -1, dtype=np.int32)
     for number, rule in enumerate(state.ruleset.rules):
-        for location, site in enumerate(state.sites[rule.name][:LOCATIONS]):
-            action = RewriteAction(rule.name, site)
-            if refused and action in refused:
-                continue
-            location_mask[number, location] = 1
-            match = state.match(action)
-            found = [index[var] for var in dict.fromkeys((*match.roots, *match.matched)) if var in index]
-            found = found[:NODES_PER_LOCATION]
-            location_nodes[number, location, : len(found)] = found
+        rows = [
+            _NO_NODES
+            if refused and RewriteAction(rule.name, site) in refused
+            else _located([index[var] for var in match.reads if var in index])
+            for site, match in state.located(rule.name)[:LOCATIONS]
+        ]
+        if rows:
+            location_nodes[number, : len(rows)] = rows
+            location_mask[number, : len(rows)] = [row is not _NO_NODES for row in rows]
     location_mask[rules, 0] = 1  # stop
     return {
         "graph": spaces.GraphInstance(nodes=nodes, edges=edges, edge_links=links),
@@ -79,32 +82,42 @@ def observe(state: GraphState, refused: set[RewriteAction] | frozenset[RewriteAc
     }
 
 
+def _located(nodes: list[int]) -> list[int]:
+    """As many of `nodes` as there is room for."""
+    return (nodes + _NO_NODES)[:NODES_PER_LOCATION]
+
+
 def _graph_arrays(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[relax.Var, int]]:
     weights = graph.weight_only
     runtime = [node for node in graph.nodes if node.var not in weights]
-    variables = [*graph.params[: graph.inputs], *(node.var for node in runtime)]
-    index = {var: i for i, var in enumerate(variables)}
-    outputs = set(graph.outputs)
-    rows = [_input_features(param) for param in graph.params[: graph.inputs]]
+    inputs = graph.params[: graph.inputs]
+    index = {var: i for i, var in enumerate([*inputs, *(node.var for node in runtime)])}
+    rows = [_input_features(param) for param in inputs]
     work = [0.0] * graph.inputs
+    users = [0] * len(index)
+    reads_weight = [False] * graph.inputs
     links: list[tuple[int, int]] = []
-    edge_rows: list[tuple[float, ...]] = []
-    for node in runtime:
+    edge_rows: list[bytes] = []
+    for i, node in enumerate(runtime, graph.inputs):
         features, node_work = _node_features(node)
         rows.append(features)
         work.append(node_work)
+        reads_weight.append(not weights.isdisjoint(node.inputs))
         for var in node.inputs:
+            source = index.get(var)
+            if source is not None:
+                links.append((source, i))
+                edge_rows.append(_tensor_bytes(var))
+        for var in node.reads:
             if var in index:
-                links.append((index[var], index[node.var]))
-                edge_rows.append(_tensor_features(var))
-    array = np.array(rows, dtype=np.float32).reshape(len(rows), NODE_FEATURES)
+                users[index[var]] += 1
+    array = np.frombuffer(b"".join(rows), dtype=np.float32).reshape(len(rows), NODE_FEATURES).copy()
     total = sum(work) or 1.0
     array[:, -5] = np.array(work, dtype=np.float64) / total
-    users = graph.users
-    array[:, -4] = [min(len(users.get(var, ())), 8) / 8 for var in variables]
-    array[graph.inputs :, -2] = [any(var in weights for var in node.inputs) for node in runtime]
-    array[:, -1] = [var in outputs for var in variables]
-    edges = np.array(edge_rows, dtype=np.float32).reshape(len(edge_rows), EDGE_FEATURES)
+    array[:, -4] = np.minimum(users, 8) / 8
+    array[:, -2] = reads_weight
+    array[[index[var] for var in graph.outputs if var in index], -1] = 1.0
+    edges = np.frombuffer(b"".join(edge_rows), dtype=np.float32).reshape(len(edge_rows), EDGE_FEATURES).copy()
     return array, edges, np.array(links, dtype=np.int64).reshape(len(links), 2), index
 
 
@@ -117,7 +130,10 @@ def _shape(ty: relax.Type) -> tuple[int, ...]:
     return tuple(int(extent) for extent in ty.shape.values)
 
 
-@lru_cache(maxsize=65536)
+def _row(values: Sequence[float]) -> bytes:
+    return np.array(values, dtype=np.float32).tobytes()
+
+
 def _tensor_features(var: relax.Var) -> tuple[float, ...]:
     shape = _shape(var.ty)
     padded = (0,) * (_RANK - len(shape)) + shape[-_RANK:]
@@ -125,20 +141,28 @@ def _tensor_features(var: relax.Var) -> tuple[float, ...]:
     return (*extents, min(math.log2(math.prod(shape) + 1) / _LOG_SIZE, 1.0))
 
 
-def _input_features(var: relax.Var) -> list[float]:
+@lru_cache(maxsize=65536)
+def _tensor_bytes(var: relax.Var) -> bytes:
+    return _row(_tensor_features(var))
+
+
+@lru_cache(maxsize=1024)
+def _input_features(var: relax.Var) -> bytes:
     rank = len(_shape(var.ty)) / _RANK
-    return [_INPUT, *_tensor_features(var), 0.0, 0.0, 0.0, min(rank, 1.0), 0.0, 0.0]
+    return _row([_INPUT, *_tensor_features(var), 0.0, 0.0, 0.0, min(rank, 1.0), 0.0, 0.0])
 
 
 @lru_cache(maxsize=65536)
-def _node_features(node: Node) -> tuple[list[float], float]:
+def _node_features(node: Node) -> tuple[bytes, float]:
+    """The row of a node, as far as it does not depend on others, and its work."""
     shape = _shape(node.var.ty)
     flops = _flops(node, shape)
     tensors = [shape, *(_shape(var.ty) for var in node.inputs)]
     moved = sum(4 * math.prod(s) for s in tensors)
     operator = OPERATOR_INDEX.get(node.op, 0)
     row = [operator, *_tensor_features(node.var), min(math.log2(flops + 1) / _LOG_FLOPS, 1.0)]
-    return [*row, 0.0, 0.0, min(len(shape) / _RANK, 1.0), 0.0, 0.0], max(flops, moved * _FLOPS_PER_BYTE)
+    row += [0.0, 0.0, min(len(shape) / _RANK, 1.0), 0.0, 0.0]
+    return _row(row), max(flops, moved * _FLOPS_PER_BYTE)
 
 
 def _flops(node: Node, shape: tuple[int, ...]) -> float:

@@ -32,7 +32,7 @@ class RewriteProblem:
         self._end_to_end: dict[int, float] = {}
         if self.start.graph.is_empty:
             raise EnvError("the module computes nothing from its inputs: there is nothing to rewrite")
-        self._reach = cost_model.reach(self.start.mod)
+        self._reach = cost_model.reach(self.start.graph)
         cost = self.cost(self.start, measured=True)
         if not math.isfinite(cost.run_secs):
             raise EnvError(f"the module cannot be priced as it is: kernel {cost.failed[0]} fails; report it as a bug")
@@ -47,11 +47,11 @@ class RewriteProblem:
 
         With `measured` no kernel's time is predicted, whatever the cost model's policy.
         """
-        return self.cost_model.cost(state.mod, reach=self._reach, measured=measured)
+        return self.cost_model.cost(state.graph, reach=self._reach, measured=measured)
 
     def kernels(self, state: GraphState) -> list[Kernel]:
         """The kernels whose times `cost` sums up."""
-        return self.cost_model.kernels(state.mod, self._reach)
+        return self.cost_model.kernels(state.graph, self._reach)
 
     def end_to_end(self, state: GraphState) -> float:
         """Seconds of a run of a state's module as a whole, measured once; CostError where it cannot be run."""

@@ -13,11 +13,11 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm.target import Target
 
+from rlflow_tvm.dataflow import all_bindings, variables_of
 from rlflow_tvm.ir import num_inputs
 
 from .llvm.codegen import TIR_PIPELINE
 from .schedule import SCHEDULED_ATTR
-from .split import all_bindings, variables_of
 from .target import usable_processors
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")

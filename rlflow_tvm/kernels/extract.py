@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import count
 
 import tvm
 from tvm import relax, tirx
 from tvm.target import Target
 
-from rlflow_tvm.ir import detach, num_inputs
+from rlflow_tvm.dataflow import Dataflow, Node
+from rlflow_tvm.ir import detach
 
 from .choice import Chooser, heuristic_choice
 from .cuda.layout import channels_last
 from .fuse import FusedCall, Fuser
+from .launches import Launch, Launches, number_launches
 from .legalize import Legalizer, check_lowered
 from .split import Split, WeightSplitter, make_function
 
@@ -33,26 +34,6 @@ class Kernel:
     name: str
     count: int
     cold: str = ""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One launch in a graph. `operands`: the number of the tensor behind each parameter, inputs first, then results."""
-
-    func: tirx.PrimFunc
-    key: str
-    name: str
-    operands: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Launches:
-    """A graph's launches in order, and which of their tensors are not made by them, or outlive the run."""
-
-    launches: tuple[Launch, ...]
-    inputs: frozenset[int]
-    weights: frozenset[int]
-    outputs: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -87,35 +68,35 @@ class Lowering:
         weight_only = None if split.weight_only is None else self._module(split.weight_only, prim_funcs)
         return Lowered(self._module(split.main, prim_funcs), weight_only, split.derived, detached.weights)
 
-    def kernels(self, mod: tvm.IRModule) -> list[Kernel]:
+    def kernels(self, mod: tvm.IRModule | Dataflow) -> list[Kernel]:
         """The kernels of `mod`, equal ones merged, in the order of their first launch; without the weight-only work."""
         calls: dict[str, list[Launch]] = {}
         for launch in self.launches(mod).launches:
             calls.setdefault(launch.key, []).append(launch)
         return [Kernel(same[0].func, key, same[0].name, len(same)) for key, same in calls.items()]
 
-    def launches(self, mod: tvm.IRModule) -> Launches:
+    def launches(self, mod: tvm.IRModule | Dataflow) -> Launches:
         """The launches of `mod` and the tensors that they read and write; without the weight-only work."""
-        split, prim_funcs = self._divide(detach(mod).mod)
+        split, prim_funcs = self._divide(mod if isinstance(mod, Dataflow) else detach(mod).mod)
         check_lowered(split.main)
-        return _numbered(split.main, self._fuse(split.main, prim_funcs))
+        return number_launches(split.main, self._fuse(split.main, prim_funcs))
 
-    def _divide(self, mod: tvm.IRModule) -> tuple[Split, dict[str, tirx.PrimFunc]]:
+    def _divide(self, mod: tvm.IRModule | Dataflow) -> tuple[Split, dict[str, tirx.PrimFunc]]:
+        """Of a module in the working form."""
         if self.target.kind.name == "cuda":
-            mod = channels_last(mod)
-        own = {gv.name_hint: func for gv, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
-        legal, prim_funcs = self._legalize(mod["main"], own)
+            mod = channels_last(mod.module if isinstance(mod, Dataflow) else mod)
+        legal, prim_funcs = self._legalize(mod if isinstance(mod, Dataflow) else Dataflow.from_module(mod))
         return self._split(legal), prim_funcs
 
-    def _module(self, main: relax.Function, prim_funcs: dict[str, tirx.PrimFunc]) -> tvm.IRModule:
+    def _module(self, main: Dataflow, prim_funcs: dict[str, tirx.PrimFunc]) -> tvm.IRModule:
         """The module of the launches of `main` (legalised)."""
         check_lowered(main)
         builder = relax.BlockBuilder()
         callees: dict[str, tvm.ir.GlobalVar] = {}
-        bindings: list[relax.Binding] = []
+        nodes: list[Node] = []
         for step in self._fuse(main, prim_funcs):
             if not isinstance(step, FusedCall):
-                bindings.append(step)
+                nodes.append(step)
                 continue
             if step.key not in callees:
                 callees[step.key] = builder.add_func(step.func, step.name)
@@ -123,51 +104,10 @@ class Lowering:
             args = [callees[step.key], relax.Tuple(step.args), *original.args[2:]]
             value = relax.Call(original.op, args, original.attrs, original.ty_args)
             relax.expr._update_type(value, original.ty)
-            bindings.append(relax.VarBinding(step.output.var, value))
+            nodes.append(Node.of(step.output.var, value))
         mod = builder.finalize()
-        mod["main"] = make_function(list(main.params), bindings, main.body.body, int(main.attrs["num_input"]))
+        mod["main"] = make_function(Dataflow(main.params, main.inputs, nodes, main.output))
         return mod
-
-
-def _numbered(main: relax.Function, steps: list[FusedCall | relax.Binding]) -> Launches:
-    held: dict[relax.Expr, tuple[int, ...]] = {}
-    numbers = count()
-
-    def of(value: relax.Expr) -> tuple[int, ...]:
-        """The tensors that a value consists of; what is none of `main`'s variables is a constant of its own."""
-        if isinstance(value, relax.Tuple):
-            return tuple(number for field in value.fields for number in of(field))
-        if isinstance(value, relax.TupleGetItem):
-            fields = of(value.tuple_value)
-            flat = len(fields) == len(value.tuple_value.ty.fields)
-            return (fields[value.index],) if flat else fields
-        if isinstance(value, relax.Call):  # a view
-            return of(value.args[0]) if value.args else ()
-        if value not in held:
-            held[value] = tuple(next(numbers) for _ in range(_tensors(value.ty)))
-        return held[value]
-
-    inputs = num_inputs(main)
-    given, weights = (
-        frozenset(n for p in params for n in of(p)) for params in (main.params[:inputs], main.params[inputs:])
-    )
-    launches: list[Launch] = []
-    constants: set[int] = set()
-    for step in steps:
-        if isinstance(step, FusedCall):
-            constants.update(n for arg in step.args if arg not in held for n in of(arg))
-            operands = (*(n for arg in step.args for n in of(arg)), *of(step.output.var))
-            launches.append(Launch(step.func, step.key, step.name, operands))
-        else:
-            held[step.var] = of(step.value)
-    return Launches(tuple(launches), given, weights | constants, frozenset(of(main.body.body)))
-
-
-def _tensors(ty: relax.Type) -> int:
-    """How many tensors a value of this type holds."""
-    if isinstance(ty, relax.TupleType):
-        return sum(map(_tensors, ty.fields))
-    return int(isinstance(ty, relax.TensorType))
 
 
 def extract_kernels(mod: tvm.IRModule, target: Target) -> list[Kernel]:

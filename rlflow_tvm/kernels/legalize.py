@@ -8,7 +8,7 @@ at run time (the virtual machine makes a view), so they are no kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -16,14 +16,13 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.target import Target
 
+from rlflow_tvm.dataflow import Dataflow, Node, canonical, substitute
 from rlflow_tvm.errors import KernelError, RlflowError
-from rlflow_tvm.ir import num_inputs
 
 from .choice import Choice, Chooser, Implementation, LegalizeFunc, heuristic_choice
 from .cuda import legalize as cuda
 from .extrema import EXTREMA
 from .llvm import implementations as llvm
-from .split import all_bindings, substitute, variables_of
 
 Key = tuple
 
@@ -39,6 +38,7 @@ IMPLEMENTATIONS: dict[str, dict[str, tuple[Implementation, ...]]] = {
 _RESHAPES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"})
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 _TRANSPOSE = "relax.permute_dims"
+_NO_OPERATORS = frozenset({"getitem", "other"})
 _RUN_BY_THE_MACHINE = frozenset({"relax.reshape", "relax.shape_of", "relax.tensor_to_shape", "relax.null_value"})
 _REMEMBERED_BINDINGS = 50_000
 _SCHEDULED_ATTR = "tirx.is_scheduled"
@@ -54,11 +54,15 @@ class _Template:
 
 @dataclass(frozen=True)
 class _Legal:
-    """One binding legalised: the bindings in its place, the PrimFuncs they call, the variables it read."""
+    """One node legalised: the nodes in its place, the PrimFuncs they call, whether one of them binds a tuple."""
 
-    bindings: tuple[relax.Binding, ...]
+    nodes: tuple[Node, ...]
     prim_funcs: tuple[str, ...]
-    reads: tuple[relax.Var, ...]
+    tuples: bool
+
+    @staticmethod
+    def of(nodes: Sequence[Node], prim_funcs: Sequence[str] = ()) -> _Legal:
+        return _Legal(tuple(nodes), tuple(prim_funcs), any(isinstance(node.value, relax.Tuple) for node in nodes))
 
 
 class Legalizer:
@@ -74,46 +78,59 @@ class Legalizer:
         self._global_vars: dict[str, tvm.ir.GlobalVar] = {}
         self._prim_funcs: dict[str, tirx.PrimFunc] = {}
         self._given: dict[tirx.PrimFunc, tvm.ir.GlobalVar] = {}
-        self._bindings: dict[tuple[relax.Binding, bool | tirx.PrimFunc], _Legal] = {}
+        self._second: dict[relax.Binding, relax.Expr] = {}
+        self._legal: dict[tuple[relax.Binding, bool | tirx.PrimFunc], _Legal] = {}
 
-    def __call__(
-        self, func: relax.Function, given: Mapping[str, tirx.PrimFunc] | None = None
-    ) -> tuple[relax.Function, dict[str, tirx.PrimFunc]]:
-        """`func` (one dataflow block) with its operators as `call_tir`, and the PrimFuncs that it calls, by name.
+    def __call__(self, flow: Dataflow) -> tuple[Dataflow, dict[str, tirx.PrimFunc]]:
+        """`flow` with its operators as `call_tir`, and the PrimFuncs that it calls, by name.
 
-        `given`: the PrimFuncs that `func` calls already, by the names by which it does; they get names of their own.
+        The PrimFuncs that it calls already get names of their own.
         """
-        if len(self._bindings) > _REMEMBERED_BINDINGS:
-            self._bindings.clear()
+        if len(self._legal) > _REMEMBERED_BINDINGS:
+            self._second.clear()
+            self._legal.clear()
+        given = {gv.name_hint: func for gv, func in flow.prim_funcs.items()}
         used: dict[str, None] = {}
-        bindings: list[relax.Binding] = []
-        constant = set(func.params[num_inputs(func) :])
-        for binding in all_bindings(func):
-            callee = _callee(binding.value, given or {})
-            weight = self._has_implementations(binding.value) and binding.value.args[1] in constant
-            key = (binding, weight if callee is None else callee)
-            known = self._bindings.get(key)
-            if known is None:
-                legal = self._legalize(binding, weight) if callee is None else self._adopt(binding, callee)
-                known = self._bindings[key] = legal
-            bindings.extend(known.bindings)
-            used.update(dict.fromkeys(known.prim_funcs))
-            if all(var in constant for var in known.reads):
-                constant.add(binding.var)
-        body = relax.SeqExpr([relax.DataflowBlock(bindings)], func.body.body)
-        relax.expr._update_type(body, func.body.body.ty)
-        legal_func = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+        nodes: list[Node] = []
+        tuples = False
+        constant = set(flow.params[flow.inputs :])
+        for node in flow.nodes:
+            callee = _callee(node, given) if given else None
+            weight = node.op in self._implementations and self._second_operand(node) in constant
+            key = (node.binding, weight if callee is None else callee)
+            legal = self._legal.get(key)
+            if legal is None:
+                legal = self._legalize(node, weight) if callee is None else self._adopt(node, callee)
+                self._legal[key] = legal
+            nodes += legal.nodes
+            for name in legal.prim_funcs:
+                used[name] = None
+            tuples = tuples or legal.tuples
+            if constant.issuperset(node.inputs):
+                constant.add(node.var)
         prim_funcs = {name: self._prim_funcs[name] for name in used}
-        if any(isinstance(b.value, relax.Tuple) for b in bindings):
-            # a decomposed batch norm leaves (a, b, c)[0]: resolve it, fusion stops at tuples
-            callees = {self._global_vars[name]: func for name, func in prim_funcs.items()}
-            mod = tvm.IRModule({tvm.ir.GlobalVar("main"): legal_func, **callees})
-            legal_func = relax.transform.CanonicalizeBindings()(mod)["main"]
-        return legal_func, prim_funcs
+        result = Dataflow(flow.params, flow.inputs, nodes, flow.output, flow.attrs)
+        return self._without_tuples(result, prim_funcs) if tuples else result, prim_funcs
 
-    def _adopt(self, binding: relax.Binding, prim_func: tirx.PrimFunc) -> _Legal:
+    def _second_operand(self, node: Node) -> relax.Expr:
+        """Canonical where it is a variable."""
+        if node.binding not in self._second:
+            operand = node.value.args[1]
+            self._second[node.binding] = canonical(operand) if isinstance(operand, relax.Var) else operand
+        return self._second[node.binding]
+
+    def _without_tuples(self, flow: Dataflow, prim_funcs: dict[str, tirx.PrimFunc]) -> Dataflow:
+        """A decomposed batch norm leaves (a, b, c)[0]: resolve it, fusion stops at tuples."""
+        callees = {self._global_vars[name]: func for name, func in prim_funcs.items()}
+        body = relax.SeqExpr([relax.DataflowBlock([node.binding for node in flow.nodes])], flow.output)
+        relax.expr._update_type(body, flow.output.ty)
+        main = relax.Function(list(flow.params), body, flow.output.ty, True, flow.attrs)
+        mod = tvm.IRModule({tvm.ir.GlobalVar("main"): main, **callees})
+        return Dataflow.from_function(relax.transform.CanonicalizeBindings()(mod)["main"])
+
+    def _adopt(self, node: Node, prim_func: tirx.PrimFunc) -> _Legal:
         """A call of a PrimFunc of the module's own, under a name that no other has."""
-        call = binding.value
+        call = node.value
         if prim_func not in self._given:
             annotated = prim_func
             if prim_func.attrs is None or _SCHEDULED_ATTR not in prim_func.attrs:  # nothing fuses with a scheduled one
@@ -122,25 +139,23 @@ class Legalizer:
             self._given[prim_func] = self._add(call.args[0], annotated)
         global_var = self._given[prim_func]
         renamed = relax.Call(call.op, [global_var, *call.args[1:]], call.attrs, call.ty_args)
-        return _Legal((_bind(binding.var, renamed, call.ty),), (global_var.name_hint,), tuple(variables_of(call)))
+        return _Legal.of([_bind(node.var, renamed, call.ty)], [global_var.name_hint])
 
-    def _legalize(self, binding: relax.Binding, weight: bool) -> _Legal:
-        call = binding.value
-        variables = variables_of(call)
+    def _legalize(self, node: Node, weight: bool) -> _Legal:
+        call = node.value
         if not isinstance(call, relax.Call) or not isinstance(call.op, tvm.ir.Op) or call.op == _CALL_TIR:
-            return _Legal((binding,), (), tuple(variables))
+            return _Legal.of([node])
         if is_free_reshape(call):
-            view = relax.op.reshape(call.args[0], binding.var.ty.shape)
-            return _Legal((_bind(binding.var, view, binding.var.ty),), (), tuple(variables))
-        variables = []
-        arguments = [_argument_key(arg, variables) for arg in call.args]
-        key = (call.op.name, weight, _attrs_key(call.attrs), *arguments)
+            view = relax.op.reshape(call.args[0], node.var.ty.shape)
+            return _Legal.of([_bind(node.var, view, node.var.ty)])
+        arguments = [_argument_key(arg) for arg in call.args]
+        key = (node.op, weight, _attrs_key(call.attrs), *arguments)
         template = self._templates.get(key)
         if template is None:
-            template = self._templates[key] = self._make_template(call, variables, weight)
-        return self._fill_in(template, variables, binding.var)
+            template = self._templates[key] = self._make_template(call, node.inputs, weight)
+        return _fill_in(template, node)
 
-    def _make_template(self, call: relax.Call, variables: list[relax.Var], weight: bool) -> _Template:
+    def _make_template(self, call: relax.Call, variables: Sequence[relax.Var], weight: bool) -> _Template:
         params = [relax.Var(f"x{i}", var.ty) for i, var in enumerate(variables)]
         inputs = iter(params)
         alone = relax.Call(call.op, [_rename(arg, inputs) for arg in call.args], call.attrs, call.ty_args)
@@ -178,11 +193,6 @@ class Legalizer:
             bindings.append(relax.VarBinding(binding.var, value))
         return _Template(tuple(main.params), tuple(bindings))
 
-    def _has_implementations(self, value: relax.Expr) -> bool:
-        return (
-            isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name in self._implementations
-        )
-
     def _pass_for(self, call: relax.Call, weight: bool) -> tvm.transform.Pass:
         """The legalisation with the implementation that is chosen for `call`."""
         options = tuple(
@@ -211,20 +221,21 @@ class Legalizer:
         relax.expr._update_type(global_var, origin.ty)
         return global_var
 
-    def _fill_in(self, template: _Template, variables: list[relax.Var], output: relax.Var) -> _Legal:
-        values: dict[relax.Var, relax.Expr] = dict(zip(template.params, variables, strict=True))
-        bindings: list[relax.Binding] = []
-        used: list[str] = []
-        for i, binding in enumerate(template.bindings):
-            last = i == len(template.bindings) - 1
-            value = binding.value
-            if isinstance(value, relax.Call) and value.op == _CALL_TIR:
-                used.append(value.args[0].name_hint)
-            new = substitute(value, values)
-            var = output if last else _inner_var(output, binding.var)
-            values[binding.var] = var
-            bindings.append(_bind(var, new, binding.var.ty))
-        return _Legal(tuple(bindings), tuple(used), tuple(variables))
+
+def _fill_in(template: _Template, node: Node) -> _Legal:
+    values: dict[relax.Var, relax.Expr] = dict(zip(template.params, node.inputs, strict=True))
+    nodes: list[Node] = []
+    used: list[str] = []
+    for i, binding in enumerate(template.bindings):
+        last = i == len(template.bindings) - 1
+        value = binding.value
+        if isinstance(value, relax.Call) and value.op == _CALL_TIR:
+            used.append(value.args[0].name_hint)
+        new = substitute(value, values)
+        var = node.var if last else _inner_var(node.var, binding.var)
+        values[binding.var] = var
+        nodes.append(_bind(var, new, binding.var.ty))
+    return _Legal.of(nodes, used)
 
 
 def _legalize_pass(customize: dict[str, LegalizeFunc]) -> tvm.transform.Pass:
@@ -243,11 +254,9 @@ def _last_line(error: Exception) -> str:
     return lines[-1][:200] if lines else type(error).__name__
 
 
-def _callee(value: relax.Expr, given: Mapping[str, tirx.PrimFunc]) -> tirx.PrimFunc | None:
-    """The PrimFunc of the module's own that `value` calls, None where it calls none."""
-    if not isinstance(value, relax.Call) or value.op != _CALL_TIR:
-        return None
-    return given.get(value.args[0].name_hint)
+def _callee(node: Node, given: Mapping[str, tirx.PrimFunc]) -> tirx.PrimFunc | None:
+    """The PrimFunc of the module's own that `node` calls, None where it calls none."""
+    return given.get(node.value.args[0].name_hint) if node.op == _CALL_TIR.name else None
 
 
 def _is_training(call: relax.Call) -> bool:
@@ -292,13 +301,12 @@ def _type_key(ty: relax.Type) -> Key | str:
     return str(ty)
 
 
-def _argument_key(arg: relax.Expr, variables: list[relax.Var]) -> Key | str:
-    """The argument's part of a call's key; its variables are appended to `variables`, in order."""
+def _argument_key(arg: relax.Expr) -> Key | str:
+    """The argument's part of a call's key."""
     if isinstance(arg, relax.Var):
-        variables.append(arg)
         return _type_key(arg.ty)
     if isinstance(arg, relax.Tuple):
-        return ("tuple", *(_argument_key(field, variables) for field in arg.fields))
+        return ("tuple", *(_argument_key(field) for field in arg.fields))
     if isinstance(arg, tvm.ir.GenericConst):
         # its value belongs to the key: legalisation writes constants of one element into the PrimFunc
         value = arg.value.numpy()
@@ -318,26 +326,25 @@ def _inner_var(output: relax.Var, var: relax.Var) -> relax.Var:
     return relax.DataflowVar(f"{output.name}_{var.name}", var.ty)
 
 
-def _bind(var: relax.Var, value: relax.Expr, ty: relax.Type) -> relax.VarBinding:
+def _bind(var: relax.Var, value: relax.Expr, ty: relax.Type) -> Node:
     if isinstance(value, relax.Call):  # tuples and their members know their type
         relax.expr._update_type(value, ty)
-    return relax.VarBinding(var, value)
+    return Node.of(var, value)
 
 
-def check_lowered(func: relax.Function) -> None:
+def check_lowered(flow: Dataflow) -> None:
     """KernelError if an operator is left that the virtual machine cannot run (its legalisation gave it back)."""
     left = set()
-    for binding in all_bindings(func):
-        value = binding.value
-        if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
+    for node in flow.nodes:
+        if node.op == "other" and isinstance(node.value, relax.Call) and isinstance(node.value.op, tvm.ir.GlobalVar):
             raise KernelError(
-                f"main calls the function {value.op.name_hint}: inline it with relax.transform.InlinePrivateFunctions"
+                f"main calls the function {node.value.op.name_hint}: "
+                "inline it with relax.transform.InlinePrivateFunctions"
             )
-        if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op):
-            name = value.op.name
-            known = name in _RUN_BY_THE_MACHINE or name.startswith("relax.call_")
-            if not known and value.op.get_attr("FCallPacked") is None:
-                left.add(name)
+        if node.op in _NO_OPERATORS or node.op in _RUN_BY_THE_MACHINE or node.op.startswith("relax.call_"):
+            continue
+        if node.value.op.get_attr("FCallPacked") is None:
+            left.add(node.op)
     if left:
         raise KernelError(
             f"no kernel is known for {', '.join(sorted(left))} with these attributes: "

@@ -6,135 +6,152 @@ for the kernels of thousands of graphs that differ in a few operators. Kinds are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Sequence
 
 ELEMENTWISE, BROADCAST, INJECTIVE, REDUCTION, OUT_FUSIBLE, OPAQUE = 0, 1, 2, 3, 4, 8
 
 _MAX_NODES = 256  # operators in one kernel, as in TVM
 
 
-@dataclass
-class Node:
-    """One operator. `uses`: (index of a later node that reads it, kind of that edge); `escapes`: it is an output."""
+def partition(kinds: Sequence[int], uses: Sequence[Sequence[int]], escaping: Container[int]) -> list[list[int]]:
+    """Groups of operators, each ascending, in the order of their last members.
 
-    kind: int
-    uses: list[tuple[int, int]] = field(default_factory=list)
-    escapes: bool = False
-
-
-@dataclass
-class _Group:
-    kind: int
-    parent: _Group | None = None
-    size: int = 1
-    has_anchor: bool = False  # it holds a product, convolution or the like
-
-    def root(self) -> _Group:
-        group = self
-        while group.parent is not None:
-            group = group.parent
-        return group
-
-
-def partition(nodes: Sequence[Node]) -> list[list[int]]:
-    """Groups of node indices, each ascending, in the order of their last members. `nodes` are in topological order."""
-    dominators, kinds = _post_dominators(nodes)
-    groups = [_Group(node.kind, has_anchor=node.kind == OUT_FUSIBLE) for node in nodes]
+    Operators are numbered in topological order: the `kinds` of each, its `uses` (the later operators that read it, once
+    for each operand), and those that are outputs are `escaping`.
+    """
+    sinks, edges = _post_dominators(kinds, uses, escaping)
+    groups = _Groups(kinds)
+    fusible = [(i, sink) for i, sink in enumerate(sinks) if sink is not None and kinds[i] != OPAQUE]
     for phase in (0, 1):
-        for i in range(len(nodes)):
-            sink = dominators[i]
-            if sink is None or groups[i].kind == OPAQUE or groups[i].root() is groups[sink].root():
+        for i, sink in fusible:
+            allowed = _allowed(groups.kinds[i], edges[i], phase)
+            if allowed is None or groups.root(i) == groups.root(sink):
                 continue
-            allowed = _allowed(groups[i].kind, kinds[i], phase)
-            if allowed is None or not _path_fits(nodes, groups, i, sink, allowed):
+            if len(uses[i]) == 1:  # the sink is its one reader
+                members = [i]
+                if not allowed(groups.kinds[groups.root(sink)], True):
+                    continue
+            elif _path_fits(uses, groups, i, sink, allowed):
+                members = _between(uses, i, sink)
+            else:
                 continue
-            members = _between(nodes, i, sink)
-            size = {id(group): group.size for group in (groups[m].root() for m in (*members, sink))}
-            if sum(size.values()) <= _MAX_NODES:
+            if sum(groups.sizes[root] for root in {groups.root(m) for m in (*members, sink)}) <= _MAX_NODES:
                 for member in members:
-                    _merge(groups[member], groups[sink])
+                    groups.merge(member, sink)
     found: dict[int, list[int]] = {}
-    for i, group in enumerate(groups):
-        found.setdefault(id(group.root()), []).append(i)
+    for i in range(len(kinds)):
+        found.setdefault(groups.root(i), []).append(i)
     return sorted(found.values(), key=lambda members: members[-1])
+
+
+class _Groups:
+    """Disjoint groups of operators; kind and size are those of a group where they are asked of its root.
+
+    Lists of numbers, no objects: Python's garbage collector would take as long as all the rest.
+    """
+
+    def __init__(self, kinds: Sequence[int]) -> None:
+        self.kinds = list(kinds)
+        self.sizes = [1] * len(kinds)
+        self._anchored = [kind == OUT_FUSIBLE for kind in kinds]  # it holds a product, convolution or the like
+        self._parents = list(range(len(kinds)))
+
+    def root(self, i: int) -> int:
+        parents = self._parents
+        while parents[i] != i:
+            i = parents[i]
+        return i
+
+    def merge(self, child: int, parent: int) -> None:
+        child, parent = self.root(child), self.root(parent)
+        if child == parent:
+            return
+        self.sizes[parent] += self.sizes[child]
+        self._parents[child] = parent
+        if self._anchored[child]:
+            self._anchored[parent] = True
+            self.kinds[parent] = max(self.kinds[child], self.kinds[parent])
+
+
+def _up_to_broadcast(kind: int, sink: bool) -> bool:
+    del sink
+    return kind <= BROADCAST
+
+
+def _up_to_injective(kind: int, sink: bool) -> bool:
+    del sink
+    return kind <= INJECTIVE
+
+
+def _injective_into_any(kind: int, sink: bool) -> bool:
+    return kind <= INJECTIVE or (sink and kind in (REDUCTION, OUT_FUSIBLE))
 
 
 def _allowed(kind: int, edges: int, phase: int) -> Callable[[int, bool], bool] | None:
     """What may lie on the way to the post-dominator for a node of this `kind`: f(kind, is the dominator itself)."""
     if kind == OUT_FUSIBLE:
-        return (lambda k, _sink: k <= BROADCAST) if phase == 0 and edges == ELEMENTWISE else None
+        return _up_to_broadcast if phase == 0 and edges == ELEMENTWISE else None
     if kind <= BROADCAST:
-        if edges <= INJECTIVE or edges == REDUCTION:
-            return lambda k, sink: k <= INJECTIVE or (sink and k in (REDUCTION, OUT_FUSIBLE))
-        return None
-    if kind == INJECTIVE:
-        return (lambda k, _sink: k <= INJECTIVE) if phase == 1 else None
-    return None
+        return _injective_into_any if edges <= INJECTIVE or edges == REDUCTION else None
+    return _up_to_injective if kind == INJECTIVE and phase == 1 else None
 
 
 def _path_fits(
-    nodes: Sequence[Node], groups: Sequence[_Group], source: int, sink: int, allowed: Callable[[int, bool], bool]
+    uses: Sequence[Sequence[int]], groups: _Groups, source: int, sink: int, allowed: Callable[[int, bool], bool]
 ) -> bool:
     seen: set[int] = set()
-    pending = [use for use, _ in nodes[source].uses]
+    pending = list(uses[source])
     while pending:
         node = pending.pop()
         if node in seen:
             continue
         seen.add(node)
-        if not allowed(groups[node].root().kind, node == sink):
+        if not allowed(groups.kinds[groups.root(node)], node == sink):
             return False
         if node != sink:
-            pending.extend(use for use, _ in nodes[node].uses)
+            pending.extend(uses[node])
     return True
 
 
-def _between(nodes: Sequence[Node], source: int, sink: int) -> list[int]:
+def _between(uses: Sequence[Sequence[int]], source: int, sink: int) -> list[int]:
     """`source` and all nodes on the ways from it to `sink`, without `sink`."""
     seen = {source}
     pending = [source]
     while pending:
-        for use, _ in nodes[pending.pop()].uses:
+        for use in uses[pending.pop()]:
             if use != sink and use not in seen:
                 seen.add(use)
                 pending.append(use)
     return sorted(seen)
 
 
-def _merge(child: _Group, parent: _Group) -> None:
-    child, parent = child.root(), parent.root()
-    if child is parent:
-        return
-    parent.size += child.size
-    child.parent = parent
-    if child.has_anchor:
-        parent.has_anchor = True
-        parent.kind = max(child.kind, parent.kind)
+def _post_dominators(
+    kinds: Sequence[int], uses: Sequence[Sequence[int]], escaping: Container[int]
+) -> tuple[list[int | None], list[int]]:
+    """Each node's immediate post-dominator (None: it has none), and the greatest kind of edge on the ways to it.
 
-
-def _post_dominators(nodes: Sequence[Node]) -> tuple[list[int | None], list[int]]:
-    """Each node's immediate post-dominator (None: it has none), and the greatest kind of edge on the ways to it."""
-    count = len(nodes)
+    The kind of an edge is that of the operator that reads.
+    """
+    count = len(kinds)
     dominators: list[int | None] = [None] * count
     depths = [1] * count
-    kinds = [OPAQUE] * count
+    edges = [OPAQUE] * count
     for i in range(count - 1, -1, -1):
-        node = nodes[i]
-        if node.escapes or not node.uses:
+        readers = uses[i]
+        if not readers or i in escaping:
             continue
-        parent: int | None = node.uses[0][0]
-        kind = node.uses[0][1]
-        for use, edge in node.uses[1:]:
-            kind = max(kind, edge)
-            parent, kind = _common(parent, use, kind, dominators, depths, kinds)
+        parent: int | None = readers[0]
+        kind = kinds[readers[0]]
+        for use in readers[1:]:
+            kind = max(kind, kinds[use])
+            parent, kind = _common(parent, use, kind, dominators, depths, edges)
             if parent is None:
                 break
         if parent is not None:
             dominators[i] = parent
             depths[i] = depths[parent] + 1
-            kinds[i] = kind
-    return dominators, kinds
+            edges[i] = kind
+    return dominators, edges
 
 
 def _common(

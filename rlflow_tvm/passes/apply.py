@@ -9,8 +9,9 @@ import tvm_ffi
 from tvm import relax
 from tvm.error import InternalError
 
+from rlflow_tvm.dataflow import Node
 from rlflow_tvm.errors import RewriteError
-from rlflow_tvm.passes.graph import Graph, Node
+from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.match import Match
 from rlflow_tvm.passes.ops import CLASSES, OPERATORS
 from rlflow_tvm.passes.term import Apply, Item, Number, Term, Var

@@ -6,51 +6,23 @@ Relax bindings themselves are the nodes; a rewrite shares every untouched bindin
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 import tvm
 import tvm_ffi
 from tvm import relax
 
+from rlflow_tvm.dataflow import Dataflow, Node, substitute, variables_of
 from rlflow_tvm.errors import RewriteError
-from rlflow_tvm.ir import num_inputs, single_block
 
 
-@dataclass(frozen=True, eq=False)
-class Node:
-    """One binding: its variable, its value and the variables that the value reads."""
+class Graph(Dataflow):
+    """A function of one dataflow block with what matching and rewriting ask of it."""
 
-    binding: relax.VarBinding
-    var: relax.Var
-    value: relax.Expr
-    inputs: tuple[relax.Var, ...]
-    op: str  # Relax's operator name, "getitem" or "other"
-
-    @staticmethod
-    def of(var: relax.Var, value: relax.Expr, binding: relax.VarBinding | None = None) -> Node:
-        if isinstance(value, relax.Call):
-            op = value.op.name if isinstance(value.op, tvm.ir.Op) else "other"
-        else:
-            op = "getitem" if isinstance(value, relax.TupleGetItem) else "other"
-        binding = relax.VarBinding(var, value) if binding is None else binding
-        return Node(binding, var, value, tuple(_variables(value)), op)
-
-
-class Graph:
-    """A function of one dataflow block: parameters, nodes in execution order, outputs."""
-
-    def __init__(
-        self, params: tuple[relax.Var, ...], inputs: int, nodes: tuple[Node, ...], output: relax.Expr, attrs: object
-    ) -> None:
-        self.params, self.inputs, self.nodes, self.output, self._attrs = params, inputs, nodes, output, attrs
-        self.position = {node.var: i for i, node in enumerate(nodes)}
-
-    @staticmethod
-    def from_function(func: relax.Function) -> Graph:
-        """Read a function in the working form (see `rlflow_tvm.ir`); UsageError if it is not one dataflow block."""
-        nodes = tuple(Node.of(b.var, b.value, b) for b in single_block(func))
-        return Graph(tuple(func.params), num_inputs(func), nodes, func.body.body, func.attrs)
+    @cached_property
+    def position(self) -> dict[relax.Var, int]:
+        """Variable -> the index of the node that binds it."""
+        return {node.var: i for i, node in enumerate(self.nodes)}
 
     def node(self, var: relax.Expr) -> Node | None:
         """The node that binds `var`; None for parameters and constants."""
@@ -58,16 +30,11 @@ class Graph:
         return None if index is None else self.nodes[index]
 
     @cached_property
-    def outputs(self) -> tuple[relax.Var, ...]:
-        """The variables that the function returns."""
-        return tuple(_variables(self.output))
-
-    @cached_property
     def users(self) -> dict[relax.Var, tuple[Node, ...]]:
         """Variable -> the nodes that read it, in execution order."""
         users: dict[relax.Var, list[Node]] = {}
         for node in self.nodes:
-            for var in dict.fromkeys(node.inputs):
+            for var in node.reads:
                 users.setdefault(var, []).append(node)
         return {var: tuple(nodes) for var, nodes in users.items()}
 
@@ -76,7 +43,7 @@ class Graph:
         """Variables computed from weights alone: they cost nothing at run time."""
         known = set(self.params[self.inputs :])
         for node in self.nodes:
-            if all(var in known for var in node.inputs):
+            if known.issuperset(node.inputs):
                 known.add(node.var)
         return frozenset(known)
 
@@ -93,18 +60,6 @@ class Graph:
         """Variable -> value, as `relax.dpl` patterns need it to see through variables (a dictionary would be copied
         at each match)."""
         return tvm_ffi.Map({node.var: node.value for node in self.nodes})
-
-    @cached_property
-    def function(self) -> relax.Function:
-        block = relax.DataflowBlock([node.binding for node in self.nodes])
-        body = relax.SeqExpr([block], self.output)
-        func = relax.Function(list(self.params), body, self.output.ty, True, self._attrs)
-        return relax.BlockBuilder().normalize(func)
-
-    @cached_property
-    def structural_hash(self) -> int:
-        """64-bit hash of the structure: operators, attributes, shapes and small constants, no weight values."""
-        return tvm_ffi.structural_hash(self.function) & (2**64 - 1)
 
     def rewritten(self, roots: Mapping[relax.Var, relax.Expr], new: Iterable[Node]) -> Graph:
         """This graph with each root bound to (or replaced by) its new expression; a root given as itself stays.
@@ -126,33 +81,7 @@ class Graph:
         if replaced:
             nodes, output = _substitute_all(nodes, output, replaced)
         nodes = _live(_in_order(nodes), output)
-        return Graph(self.params, self.inputs, tuple(nodes), output, self._attrs)
-
-
-def _variables(expr: relax.Expr) -> Iterable[relax.Var]:
-    if isinstance(expr, relax.Var):
-        yield expr
-    elif isinstance(expr, relax.Call):
-        for arg in expr.args:
-            yield from _variables(arg)
-    elif isinstance(expr, relax.Tuple):
-        for field in expr.fields:
-            yield from _variables(field)
-    elif isinstance(expr, relax.TupleGetItem):
-        yield from _variables(expr.tuple_value)
-
-
-def substitute(expr: relax.Expr, mapping: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
-    """`expr` with variables replaced; new calls carry no type until they are normalised."""
-    if isinstance(expr, relax.Var):
-        return mapping.get(expr, expr)
-    if isinstance(expr, relax.Call):
-        return relax.Call(expr.op, [substitute(a, mapping) for a in expr.args], expr.attrs, expr.ty_args)
-    if isinstance(expr, relax.Tuple):
-        return relax.Tuple([substitute(f, mapping) for f in expr.fields])
-    if isinstance(expr, relax.TupleGetItem):
-        return relax.TupleGetItem(substitute(expr.tuple_value, mapping), expr.index)
-    return expr
+        return Graph(self.params, self.inputs, nodes, output, self.attrs, self.prim_funcs)
 
 
 def _substitute_all(
@@ -163,7 +92,7 @@ def _substitute_all(
     A function's result must not be a dataflow variable, so where a dataflow variable replaces an output, the node
     that bound it binds the output's variable from now on.
     """
-    outputs = set(_variables(output))
+    outputs = set(variables_of(output))
     ends = {old: _end(old, replaced) for old in replaced}
     renamed: dict[relax.Expr, relax.Var] = {}  # decided first: other variables may be replaced by the same node
     for old, new in ends.items():
@@ -198,7 +127,7 @@ def _end(var: relax.Expr, replaced: Mapping[relax.Var, relax.Expr]) -> relax.Exp
 
 def _live(nodes: list[Node], output: relax.Expr) -> list[Node]:
     """The nodes that the output needs, of nodes in execution order."""
-    needed = set(_variables(output))
+    needed = set(variables_of(output))
     kept = []
     for node in reversed(nodes):
         if node.var in needed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
 
@@ -12,8 +12,9 @@ import tvm
 from tvm import relax
 from tvm.relax import dpl
 
+from rlflow_tvm.dataflow import Node, canonical
 from rlflow_tvm.passes.attribute import shape
-from rlflow_tvm.passes.graph import Graph, Node
+from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.ops import CLASSES, COMMUTATIVE, OPERATORS, Operator
 from rlflow_tvm.passes.rule import RewriteRule
 from rlflow_tvm.passes.term import Apply, Item, Number, Term, Var
@@ -37,6 +38,11 @@ class Match:
     variant: tuple[int, ...]
     env: Mapping[str, Any]
     matched: tuple[relax.Var, ...] = field(default=())
+
+    @cached_property
+    def reads(self) -> tuple[relax.Var, ...]:
+        """What it matches, roots first, each once."""
+        return tuple(dict.fromkeys((*self.roots, *self.matched)))
 
 
 @lru_cache(maxsize=4096)
@@ -88,11 +94,15 @@ def root_operators(term: Term) -> tuple[str, ...]:
     return tuple({OPERATORS[name].relax_name: None for name in CLASSES.get(term.head, (term.head,))})
 
 
-def match_root(rule: RewriteRule, root: int, node: Node, graph: Graph) -> list[Match]:
-    """Every way in which left term number `root` of `rule` matches at `node` (conditions not yet asked)."""
+Forms = tuple[tuple[Term, dpl.DFPattern], ...]
+"""The variants of a term, each with its pattern."""
+
+
+def match_root(rule: RewriteRule, forms: Forms, node: Node, graph: Graph) -> list[Match]:
+    """Every way in which a left term of `rule`, given by its `forms`, matches at `node` (conditions not yet asked)."""
     found: list[Match] = []
-    for number, term in enumerate(variants(rule.equation.left[root], rule.symmetric)):
-        if pattern_of(term).extract_matched_expr(node.value, graph.bindings_map) is None:
+    for number, (term, pattern) in enumerate(forms):
+        if pattern.extract_matched_expr(node.value, graph.bindings_map) is None:
             continue
         env: dict[str, Any] = {}
         matched: list[relax.Var] = []
@@ -119,6 +129,8 @@ def _same(a: Any, b: Any) -> bool:
 
 def unify(term: Term, expr: relax.Expr, graph: Graph, env: dict[str, Any], matched: list[relax.Var]) -> None:
     """Match `term` at `expr`, binding variables in `env`; Mismatch says why it cannot."""
+    if isinstance(expr, relax.Var):
+        expr = canonical(expr)
     if isinstance(term, Var):
         bind(term.name, expr, env, expr)
         return

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tvm import relax
 
+from rlflow_tvm.dataflow import Node
 from rlflow_tvm.errors import RewriteError
-from rlflow_tvm.passes.graph import Graph, Node
-from rlflow_tvm.passes.match import Match, Mismatch, bind, match_root, root_operators, unify, variants
+from rlflow_tvm.passes.graph import Graph
+from rlflow_tvm.passes.match import (
+    Forms,
+    Match,
+    Mismatch,
+    bind,
+    match_root,
+    pattern_of,
+    root_operators,
+    unify,
+    variants,
+)
 from rlflow_tvm.passes.rule import RewriteRule
 
 
@@ -29,6 +41,22 @@ class RuleSet:
         double = {name for name in names if names.count(name) > 1}
         if double:
             raise RewriteError(f"two rules are called {double.pop()}: every rule needs a name of its own")
+
+    @cached_property
+    def by_operator(self) -> Mapping[str, tuple[tuple[RewriteRule, int, Forms], ...]]:
+        """Relax name of an operator -> the left terms that can be rooted at it: rule, number of the term, its forms."""
+        found: dict[str, list[tuple[RewriteRule, int, Forms]]] = {}
+        for rule in self.rules:
+            for number, term in enumerate(rule.equation.left):
+                forms = tuple((form, pattern_of(form)) for form in variants(term, rule.symmetric))
+                for operator in root_operators(term):
+                    found.setdefault(operator, []).append((rule, number, forms))
+        return {operator: tuple(entries) for operator, entries in found.items()}
+
+    @cached_property
+    def reach(self) -> int:
+        """How far a match of any rule reaches from its root, in operators."""
+        return max((rule.depth for rule in self.rules), default=0)
 
     def __getitem__(self, name: str) -> RewriteRule:
         for rule in self.rules:
@@ -52,6 +80,9 @@ def _same_expression(a: relax.Expr, b: relax.Expr) -> bool:
     return a.same_as(b)
 
 
+Pairs = Mapping[tuple[Match, Match], Match | None]
+"""Match of a rule's first left terms and one of the next term -> what they are together, None if they disagree."""
+
 Roots = Mapping[tuple[str, int], Mapping[relax.Var, Sequence[Match]]]
 """(rule, number of the left term) -> root variable -> the matches of that term there."""
 
@@ -59,10 +90,13 @@ Roots = Mapping[tuple[str, int], Mapping[relax.Var, Sequence[Match]]]
 class Matches:
     """Every match in one graph, by rule and in execution order. Immutable; `after` gives the next graph's."""
 
-    def __init__(self, graph: Graph, ruleset: RuleSet, roots: Roots) -> None:
+    def __init__(self, graph: Graph, ruleset: RuleSet, roots: Roots, known: Pairs | None = None) -> None:
         self.graph, self.ruleset, self._roots = graph, ruleset, roots
+        self._known: Pairs = known or {}
+        self._pairs: dict[tuple[Match, Match], Match | None] = {}
         self.parameters = ruleset.parameters(graph)
         self.by_rule = {rule.name: tuple(self._join(rule)) for rule in ruleset.rules}
+        self._known = {}  # of the graph before: not needed any more
 
     @staticmethod
     def of(graph: Graph, ruleset: RuleSet) -> Matches:
@@ -71,57 +105,62 @@ class Matches:
 
     def after(self, graph: Graph) -> Matches:
         """The matches of `graph`, a rewrite of this one: only nodes near a changed binding are looked at again."""
-        old = {node.var: node for node in self.graph.nodes}
-        reach = max((rule.depth for rule in self.ruleset.rules), default=0)
+        old = frozenset(self.graph.nodes)
         turned = graph.weight_only ^ self.graph.weight_only  # conditions ask for it, however far from the rewrite
-        front = [n for n in graph.nodes if old.get(n.var) is not n or n.var in turned]
+        front = [n for n in graph.nodes if n not in old or n.var in turned]
         dirty = {node.var: node for node in front}
-        for _ in range(reach):
+        for _ in range(self.ruleset.reach):
             front = [user for node in front for user in graph.users.get(node.var, ()) if user.var not in dirty]
             dirty.update({node.var: node for node in front})
-        fresh = _match_nodes(graph, self.ruleset, list(dirty.values()))
+        fresh = _match_nodes(graph, self.ruleset, dirty.values())
+        gone = {*(self.graph.position.keys() - graph.position.keys()), *dirty}
         roots = {}
-        for key, matches in self._roots.items():
-            kept = {var: found for var, found in matches.items() if var in graph.position and var not in dirty}
-            roots[key] = {**kept, **fresh[key]}
-        return Matches(graph, self.ruleset, roots)
+        for key in {**self._roots, **fresh}:
+            matches = self._roots.get(key, {})
+            if not matches.keys().isdisjoint(gone):
+                matches = {var: found for var, found in matches.items() if var not in gone}
+            roots[key] = {**matches, **fresh[key]} if key in fresh else matches
+        return Matches(graph, self.ruleset, roots, self._pairs)
 
     def _join(self, rule: RewriteRule) -> list[Match]:
         """Matches of all roots together: single-root matches that agree on the variables they share."""
-        position = self.graph.position
-        if len(rule.equation.left) == 1:  # checked when it was matched
-            found = self._roots[rule.name, 0]
-            return [match for var in sorted(found, key=position.__getitem__) for match in found[var]]
-        partial: list[Match] = [Match(rule, (), (), {})]
-        for number in range(len(rule.equation.left)):
-            candidates = self._roots[rule.name, number]
-            ordered = [m for var in sorted(candidates, key=position.__getitem__) for m in candidates[var]]
-            shared = _shared_tensors(rule, number)
+        partial, last = self._ordered(rule, 0), len(rule.equation.left) - 1
+        if last == 0:  # checked when it was matched
+            return partial
+        for number in range(1, last + 1):
             by_key: dict[tuple[object, ...], list[Match]] = {}
-            for one in ordered:
-                by_key.setdefault(_key(one, shared), []).append(one)
+            for one in self._ordered(rule, number) if partial else ():
+                by_key.setdefault(_key(one, rule.shared[number]), []).append(one)
             partial = [
                 joined
                 for first in partial
-                for second in by_key.get(_key(first, shared), ())
-                if (joined := self._joined(first, second)) is not None
+                for second in by_key.get(_key(first, rule.shared[number]), ())
+                if (joined := self._joined(first, second, number == last)) is not None
             ]
-        return [match for p in partial if (match := _checked(p, self.graph, self.parameters)) is not None]
+        return partial
 
-    def _joined(self, first: Match, second: Match) -> Match | None:
-        position, root = self.graph.position, second.roots[0]
-        if root in first.roots:
+    def _ordered(self, rule: RewriteRule, number: int) -> list[Match]:
+        """The matches of one left term, in execution order."""
+        found = self._roots.get((rule.name, number), {})
+        return [match for var in sorted(found, key=self.graph.position.__getitem__) for match in found[var]]
+
+    def _joined(self, first: Match, second: Match, last: bool) -> Match | None:
+        """The two as one match, with its conditions checked if that was the `last` root.
+
+        Remembered from graph to graph: both are the same objects only where nothing near them has changed.
+        """
+        position = self.graph.position
+        if first.rule.symmetric and position[first.roots[-1]] > position[second.roots[0]]:
             return None
-        if first.rule.symmetric and first.roots and position[first.roots[-1]] > position[root]:
-            return None
-        env = dict(first.env)
-        try:
-            for name, value in second.env.items():
-                bind(name, value, env, root)
-        except Mismatch:
-            return None
-        roots, variant = (*first.roots, root), (*first.variant, *second.variant)
-        return Match(first.rule, roots, variant, env, (*first.matched, *second.matched))
+        pair = first, second
+        if pair in self._known:
+            joined = self._known[pair]
+        else:
+            joined = _agreed(first, second)
+            if last and joined is not None:
+                joined = _checked(joined, self.graph, self.parameters)
+        self._pairs[pair] = joined
+        return joined
 
     def explain(self, rule: RewriteRule, node: Node, root: int = 0) -> str:
         """Why `rule` does not match with its left term number `root` at `node` ("" if it does)."""
@@ -149,10 +188,18 @@ class Matches:
         return f"the condition {failed[0]} does not hold" if failed else "it computes on weights alone"
 
 
-def _shared_tensors(rule: RewriteRule, number: int) -> tuple[str, ...]:
-    """Tensor variables that left term `number` has in common with the ones before it."""
-    before = rule.tensors(rule.equation.left[:number])
-    return tuple(sorted(before & rule.tensors(rule.equation.left[number : number + 1])))
+def _agreed(first: Match, second: Match) -> Match | None:
+    (root,) = second.roots
+    if root in first.roots:
+        return None
+    env = dict(first.env)
+    try:
+        for name, value in second.env.items():
+            bind(name, value, env, root)
+    except Mismatch:
+        return None
+    roots, variant = (*first.roots, root), (*first.variant, *second.variant)
+    return Match(first.rule, roots, variant, env, (*first.matched, *second.matched))
 
 
 def _key(match: Match, names: tuple[str, ...]) -> tuple[object, ...]:
@@ -173,23 +220,15 @@ def _checked(match: Match, graph: Graph, parameters: Mapping[str, Any]) -> Match
 
 
 def _match_nodes(
-    graph: Graph, ruleset: RuleSet, nodes: Sequence[Node]
+    graph: Graph, ruleset: RuleSet, nodes: Iterable[Node]
 ) -> dict[tuple[str, int], dict[relax.Var, list[Match]]]:
     parameters = ruleset.parameters(graph)
-    by_operator: dict[str, list[Node]] = {}
-    for node in nodes:
-        by_operator.setdefault(node.op, []).append(node)
     result: dict[tuple[str, int], dict[relax.Var, list[Match]]] = {}
-    for rule in ruleset.rules:
-        single = len(rule.equation.left) == 1
-        for number, term in enumerate(rule.equation.left):
-            found: dict[relax.Var, list[Match]] = {}
-            for operator in root_operators(term):
-                for node in by_operator.get(operator, ()):
-                    matches = match_root(rule, number, node, graph)
-                    if single:
-                        matches = [c for m in matches if (c := _checked(m, graph, parameters)) is not None]
-                    if matches:
-                        found[node.var] = matches
-            result[rule.name, number] = found
+    for node in nodes:
+        for rule, number, forms in ruleset.by_operator.get(node.op, ()):
+            matches = match_root(rule, forms, node, graph)
+            if len(rule.equation.left) == 1:
+                matches = [c for m in matches if (c := _checked(m, graph, parameters)) is not None]
+            if matches:
+                result.setdefault((rule.name, number), {})[node.var] = matches
     return result

@@ -104,6 +104,14 @@ class RewriteRule:
         """How far a match reaches from its root, in operators."""
         return max(depth(term) for term in self.equation.left)
 
+    @cached_property
+    def shared(self) -> tuple[tuple[str, ...], ...]:
+        """For each left term, the tensor variables that it has in common with the ones before it."""
+        left = self.equation.left
+        return tuple(
+            tuple(sorted(self.tensors(left[:number]) & self.tensors((term,)))) for number, term in enumerate(left)
+        )
+
     @staticmethod
     def tensors(terms: tuple[Term, ...]) -> set[str]:
         """Names of the tensor variables in `terms`."""

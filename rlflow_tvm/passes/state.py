@@ -72,7 +72,7 @@ class GraphState:
 
     @staticmethod
     def _beginning(start: Detached, ruleset: RuleSet) -> GraphState:
-        graph = Graph.from_function(start.mod["main"])
+        graph = Graph.from_module(start.mod)
         return GraphState(start, Matches.of(graph, ruleset), (), graph.structural_hash)
 
     def origin(self) -> GraphState:
@@ -91,6 +91,10 @@ class GraphState:
     def matches(self) -> Matches:
         return self._matches
 
+    def located(self, rule: str) -> list[tuple[Site, Match]]:
+        """The sites of `rule` in canonical order, each with what matches there."""
+        return list(self._by_site[rule].items())
+
     @cached_property
     def sites(self) -> Mapping[str, tuple[Site, ...]]:
         """Rule name -> its sites in canonical order (the same on every machine)."""
@@ -101,8 +105,8 @@ class GraphState:
         position = self.graph.position
         result = {}
         for rule, matches in self._matches.by_rule.items():
-            sites = {Site(tuple(position[r] for r in m.roots), m.variant): m for m in matches}
-            result[rule] = {site: sites[site] for site in sorted(sites)}
+            places = {(tuple([position[root] for root in match.roots]), match.variant): match for match in matches}
+            result[rule] = {Site(*place): places[place] for place in sorted(places)}
         return result
 
     def match(self, action: RewriteAction) -> Match:

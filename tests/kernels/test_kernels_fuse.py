@@ -9,9 +9,10 @@ import tvm
 from kernel_checks import TARGET, graph
 from tvm import relax, tirx
 
+from rlflow_tvm.dataflow import Dataflow
 from rlflow_tvm.kernels.fuse import FusedCall, Fuser, kernel_key
 from rlflow_tvm.kernels.legalize import Legalizer
-from rlflow_tvm.kernels.partition import BROADCAST, ELEMENTWISE, INJECTIVE, OPAQUE, OUT_FUSIBLE, Node, partition
+from rlflow_tvm.kernels.partition import BROADCAST, ELEMENTWISE, INJECTIVE, OPAQUE, OUT_FUSIBLE, partition
 
 op = relax.op
 
@@ -54,12 +55,12 @@ def read_twice(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
 )
 def test_kernels_equal_those_of_tvm(build) -> None:
     mod = graph(build, [(12, 12), (12, 12), (12,)])
-    legal, prim_funcs = Legalizer(TARGET)(mod["main"])
+    legal, prim_funcs = Legalizer(TARGET)(Dataflow.from_module(mod))
     ours = Counter(step.key for step in Fuser()(legal, prim_funcs) if isinstance(step, FusedCall))
 
-    calls = [b.value for b in legal.body.blocks[0].bindings if isinstance(b.value, relax.Call)]
+    calls = [node.value for node in legal.nodes if isinstance(node.value, relax.Call)]
     callees = {c.args[0]: prim_funcs[c.args[0].name_hint] for c in calls if isinstance(c.args[0], tvm.ir.GlobalVar)}
-    module = tvm.IRModule({tvm.ir.GlobalVar("main"): legal, **callees})
+    module = tvm.IRModule({tvm.ir.GlobalVar("main"): legal.function, **callees})
     fused = relax.transform.FuseTIR()(relax.transform.FuseOps()(module))
     theirs: Counter[str] = Counter()
     for binding in fused["main"].body.blocks[0].bindings:
@@ -71,16 +72,13 @@ def test_kernels_equal_those_of_tvm(build) -> None:
 
 
 def test_no_group_holds_two_products() -> None:
-    nodes = [Node(OUT_FUSIBLE), Node(OUT_FUSIBLE), Node(ELEMENTWISE, escapes=True)]
-    nodes[0].uses = nodes[1].uses = [(2, ELEMENTWISE)]
-    assert partition(nodes) == [[0], [1, 2]] or partition(nodes) == [[1], [0, 2]]
+    groups = partition([OUT_FUSIBLE, OUT_FUSIBLE, ELEMENTWISE], [[2], [2], []], {2})
+    assert groups in ([[0], [1, 2]], [[1], [0, 2]])
 
 
 def test_what_is_read_outside_stays_apart() -> None:
-    nodes = [Node(ELEMENTWISE, [(1, BROADCAST)], escapes=True), Node(BROADCAST, escapes=True)]
-    assert partition(nodes) == [[0], [1]]
+    assert partition([ELEMENTWISE, BROADCAST], [[1], []], {0, 1}) == [[0], [1]]
 
 
 def test_opaque_operators_stay_apart() -> None:
-    nodes = [Node(INJECTIVE, [(1, OPAQUE)]), Node(OPAQUE, [(2, ELEMENTWISE)]), Node(ELEMENTWISE, escapes=True)]
-    assert partition(nodes) == [[0], [1], [2]]
+    assert partition([INJECTIVE, OPAQUE, ELEMENTWISE], [[1], [2], []], {2}) == [[0], [1], [2]]

@@ -1,0 +1,135 @@
+"""How long a step of the environment takes where every kernel's time is known.
+
+Walks random trajectories once, which measures what the default database does not hold yet, then again with a cost model
+that knows the kernels but not the graphs, and prints milliseconds of `GraphRewriteEnv.step`. The parts are timed one
+by one along the same trajectories: rewriting with matching, lowering to kernels, looking up their times, observing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from rlflow_tvm import from_onnx
+from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
+from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, default_path
+from rlflow_tvm.envs import GraphRewriteEnv
+from rlflow_tvm.envs.observation import observe
+from rlflow_tvm.passes import GraphState, RewriteAction
+
+PARTS = ("rewrite and match", "lower", "look up", "observe")
+
+T = TypeVar("T")
+Moves = list[tuple[np.ndarray, RewriteAction]]
+
+
+def walked(env: GraphRewriteEnv, steps: int, rng: np.random.Generator, done: Callable[[], None]) -> Moves:
+    """The moves of an episode of at most `steps` random steps, those that are refused left out."""
+    observation, _ = env.reset(seed=0)
+    moves: Moves = []
+    over = False
+    while not over and len(moves) < steps:
+        rules = np.flatnonzero(observation["rule_mask"][: env.stop])
+        rule = rng.choice(rules)
+        choice = np.array([rule, rng.choice(np.flatnonzero(observation["location_mask"][rule]))])
+        action = env.action_of(*choice)
+        assert action is not None, "the masks allow it"
+        observation, _, terminated, truncated, info = env.step(choice)
+        over = terminated or truncated
+        if "refused" not in info:
+            moves.append((choice, action))
+        done()
+    return moves
+
+
+def timed(seconds: list[float], call: Callable[[], T]) -> T:
+    """The call's result; how long it took is added to `seconds`."""
+    started = time.perf_counter()
+    result = call()
+    seconds.append(time.perf_counter() - started)
+    return result
+
+
+def parts(start: GraphState, moves: Moves, model: CostModel, reach: int, seconds: dict[str, list[float]]) -> None:
+    """What `step` does along a trajectory, part by part."""
+    state = start
+    for _, action in moves:
+        state = timed(seconds[PARTS[0]], lambda state=state, action=action: state.apply(action))
+        kernels = timed(seconds[PARTS[1]], lambda state=state: model.kernels(state.graph, reach))
+        timed(seconds[PARTS[2]], lambda kernels=kernels: model.timer.measure(kernels))
+        timed(seconds[PARTS[3]], lambda state=state: observe(state))
+
+
+def bench(model: str, arguments: argparse.Namespace, timer: KernelTimer) -> dict[str, Any]:
+    """One model's figures."""
+    mod = from_onnx(model_path(model))
+    target = parse_target(arguments.target)
+    horizon = arguments.steps + 1  # so that the last step is like the others
+    rng = np.random.default_rng(arguments.seed)
+    first = GraphRewriteEnv(mod, CostModel(target, timer=timer), horizon=horizon, limit=float("inf"))
+    with progress_bar(f"{model}: measuring kernels") as bar:
+        number, total = count(1), arguments.steps * arguments.episodes
+        trajectories = [
+            walked(first, arguments.steps, rng, lambda: bar(next(number), total)) for _ in range(arguments.episodes)
+        ]
+    known = CostModel(target, timer=timer)
+    env = GraphRewriteEnv(mod, known, horizon=horizon, limit=float("inf"))
+    reach = known.reach(env.state.graph)
+    seconds: dict[str, list[float]] = {part: [] for part in PARTS}
+    for moves in trajectories:  # operators are legalised here, and forgotten by none
+        parts(env.problem.start, moves, known, reach, {part: [] for part in PARTS})
+    for moves in trajectories:
+        parts(env.problem.start, moves, known, reach, seconds)
+    steps: list[float] = []
+    before = timer.measured
+    for moves in trajectories:
+        env.reset(seed=0)
+        for choice, _ in moves:
+            timed(steps, lambda choice=choice: env.step(choice))
+    return {
+        "model": model,
+        "steps": len(steps),
+        "new_graphs": known.misses - 1,
+        "measured": timer.measured - before,
+        "median_secs": float(np.median(steps)),
+        "percentile95_secs": float(np.percentile(steps, 95)),
+        "parts_median_secs": {part: float(np.median(values)) for part, values in seconds.items()},
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    table = Table(title="milliseconds a step")
+    for column in ("model", "steps", "new graphs", "median", "95 %", *PARTS):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for row in rows:
+        secs = (row["median_secs"], row["percentile95_secs"], *row["parts_median_secs"].values())
+        counts = (str(row["steps"]), str(row["new_graphs"]))
+        table.add_row(row["model"].removeprefix("zoo:"), *counts, *(f"{value * 1e3:.2f}" for value in secs))
+    Console(width=120).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="ONNX files or zoo:NAME")
+    parser.add_argument("--target", default="llvm")
+    parser.add_argument("--steps", type=int, default=60, help="steps an episode")
+    parser.add_argument("--episodes", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    with KernelDatabase(default_path()) as database, KernelTimer(parse_target(arguments.target), database) as timer:
+        rows = [bench(model, arguments, timer) for model in arguments.models]
+    show(rows)
+    write_json(arguments.json, rows)
+
+
+if __name__ == "__main__":
+    main()
