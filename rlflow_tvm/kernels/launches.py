@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from tvm import relax, tirx
@@ -77,7 +78,7 @@ class _Tensors:
             return known
         if isinstance(value, relax.Tuple):
             return tuple(number for field in value.fields for number in self.of(field))
-        return self.new(value, count_tensors(value.ty))
+        return self.new(value, _tensors_in(value) if isinstance(value, relax.Var) else count_tensors(value.ty))
 
     def named(self, node: Node) -> tuple[int, ...]:
         """What a node that launches nothing consists of: a view, an item of a tuple, a tuple."""
@@ -88,3 +89,8 @@ class _Tensors:
         if node.op == "other" and not isinstance(node.value, relax.Call):
             return self.of(node.value)
         return () if node.source is None else self.of(node.source)
+
+
+@lru_cache(maxsize=65536)
+def _tensors_in(var: relax.Var) -> int:
+    return count_tensors(var.ty)

@@ -80,7 +80,7 @@ def _same_expression(a: relax.Expr, b: relax.Expr) -> bool:
     return a.same_as(b)
 
 
-Pairs = Mapping[tuple[Match, Match], Match | None]
+Pairs = dict[tuple[Match, Match], Match | None]
 """Match of a rule's first left terms and one of the next term -> what they are together, None if they disagree."""
 
 Roots = Mapping[tuple[str, int], Mapping[relax.Var, Sequence[Match]]]
@@ -90,13 +90,23 @@ Roots = Mapping[tuple[str, int], Mapping[relax.Var, Sequence[Match]]]
 class Matches:
     """Every match in one graph, by rule and in execution order. Immutable; `after` gives the next graph's."""
 
-    def __init__(self, graph: Graph, ruleset: RuleSet, roots: Roots, known: Pairs | None = None) -> None:
+    def __init__(self, graph: Graph, ruleset: RuleSet, roots: Roots, before: Matches | None = None) -> None:
         self.graph, self.ruleset, self._roots = graph, ruleset, roots
-        self._known: Pairs = known or {}
-        self._pairs: dict[tuple[Match, Match], Match | None] = {}
         self.parameters = ruleset.parameters(graph)
-        self.by_rule = {rule.name: tuple(self._join(rule)) for rule in ruleset.rules}
-        self._known = {}  # of the graph before: not needed any more
+        self.by_rule: dict[str, tuple[Match, ...]] = {}
+        self._pairs: dict[str, Pairs] = {}
+        steady = before is not None and _same_order(before.graph, graph)
+        for rule in ruleset.rules:
+            name, terms = rule.name, range(len(rule.equation.left))
+            if (
+                steady
+                and before is not None
+                and all(roots.get((name, n)) is before._roots.get((name, n)) for n in terms)
+            ):
+                self.by_rule[name], self._pairs[name] = before.by_rule[name], before._pairs[name]
+                continue
+            self._pairs[name] = {}
+            self.by_rule[name] = tuple(self._join(rule, before._pairs[name] if before is not None else {}))
 
     @staticmethod
     def of(graph: Graph, ruleset: RuleSet) -> Matches:
@@ -120,10 +130,13 @@ class Matches:
             if not matches.keys().isdisjoint(gone):
                 matches = {var: found for var, found in matches.items() if var not in gone}
             roots[key] = {**matches, **fresh[key]} if key in fresh else matches
-        return Matches(graph, self.ruleset, roots, self._pairs)
+        return Matches(graph, self.ruleset, roots, self)
 
-    def _join(self, rule: RewriteRule) -> list[Match]:
-        """Matches of all roots together: single-root matches that agree on the variables they share."""
+    def _join(self, rule: RewriteRule, known: Pairs) -> list[Match]:
+        """Matches of all roots together: single-root matches that agree on the variables they share.
+
+        `known`: pairs of matches in the graph before.
+        """
         partial, last = self._ordered(rule, 0), len(rule.equation.left) - 1
         if last == 0:  # checked when it was matched
             return partial
@@ -135,7 +148,7 @@ class Matches:
                 joined
                 for first in partial
                 for second in by_key.get(_key(first, rule.shared[number]), ())
-                if (joined := self._joined(first, second, number == last)) is not None
+                if (joined := self._joined(first, second, known, number == last)) is not None
             ]
         return partial
 
@@ -144,7 +157,7 @@ class Matches:
         found = self._roots.get((rule.name, number), {})
         return [match for var in sorted(found, key=self.graph.position.__getitem__) for match in found[var]]
 
-    def _joined(self, first: Match, second: Match, last: bool) -> Match | None:
+    def _joined(self, first: Match, second: Match, known: Pairs, last: bool) -> Match | None:
         """The two as one match, with its conditions checked if that was the `last` root.
 
         Remembered from graph to graph: both are the same objects only where nothing near them has changed.
@@ -153,13 +166,13 @@ class Matches:
         if first.rule.symmetric and position[first.roots[-1]] > position[second.roots[0]]:
             return None
         pair = first, second
-        if pair in self._known:
-            joined = self._known[pair]
+        if pair in known:
+            joined = known[pair]
         else:
             joined = _agreed(first, second)
             if last and joined is not None:
                 joined = _checked(joined, self.graph, self.parameters)
-        self._pairs[pair] = joined
+        self._pairs[first.rule.name][pair] = joined
         return joined
 
     def explain(self, rule: RewriteRule, node: Node, root: int = 0) -> str:
@@ -188,6 +201,12 @@ class Matches:
         return f"the condition {failed[0]} does not hold" if failed else "it computes on weights alone"
 
 
+def _same_order(before: Graph, graph: Graph) -> bool:
+    """Whether the nodes that are in both graphs stand in the same order in both."""
+    old, new = frozenset(before.nodes), frozenset(graph.nodes)
+    return [node for node in before.nodes if node in new] == [node for node in graph.nodes if node in old]
+
+
 def _agreed(first: Match, second: Match) -> Match | None:
     (root,) = second.roots
     if root in first.roots:
@@ -204,7 +223,7 @@ def _agreed(first: Match, second: Match) -> Match | None:
 
 def _key(match: Match, names: tuple[str, ...]) -> tuple[object, ...]:
     """What `names` stand for, to join by; constants are compared by value later, so here they are all alike."""
-    return tuple(v if isinstance(v := match.env[name], relax.Var) else None for name in names)
+    return tuple([v if isinstance(v := match.env[name], relax.Var) else None for name in names])
 
 
 def _checked(match: Match, graph: Graph, parameters: Mapping[str, Any]) -> Match | None:
