@@ -19,6 +19,7 @@ from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.memory import peak_bytes
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
 from rlflow_tvm.cost.roofline import Roofline, export_peak, measure_roofline, peak_flops
+from rlflow_tvm.cost.rpc import RpcDevices
 from rlflow_tvm.cost.temperature import Temperatures
 from rlflow_tvm.cost.timer import KernelTimer
 from rlflow_tvm.cost.tuned import TunedSchedules
@@ -35,6 +36,7 @@ __all__ = [
     "MeasuredChoice",
     "Measurement",
     "Roofline",
+    "RpcDevices",
     "Runners",
     "Temperatures",
     "Tuned",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import tvm
@@ -10,7 +11,7 @@ from tvm import s_tir, te, tirx
 from tvm.target import Target
 
 from rlflow_tvm.cost.machine import cores
-from rlflow_tvm.cost.place import Place, processor_of
+from rlflow_tvm.cost.place import Place, linked, processor_of
 
 _NAME = "rlflow_tvm.prepare_caches"  # as in caches.cc, as are the next but one
 _UNKNOWN = "3"
@@ -44,12 +45,18 @@ class Caches:
 
 def load_helpers(target: Target, place: Place) -> tvm.runtime.Module:
     """The functions of `caches.cc`, in the process that times kernels for `target`; they need nothing but TVM there."""
-    processor = processor_of(target)
+    return place.load_library(_library(tvm.ir.save_json(processor_of(target))))
+
+
+@cache
+def _library(target: str) -> bytes:
+    """Built once for all sessions."""
     functions = {"read": _reader(), "write": _writer()}
     mod = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in functions.items()})
     headers = [f"-I{folder}" for folder in tvm_ffi.libinfo.include_paths()]
     source = Path(__file__).with_name("caches.cc")
-    return place.load(tvm.compile(mod, target=processor), addons=[str(source)], options=["-std=c++17", "-O2", *headers])
+    executable = tvm.compile(mod, target=tvm.ir.load_json(target))
+    return linked(executable, addons=[str(source)], options=["-std=c++17", "-O2", *headers])
 
 
 def _reader() -> tirx.PrimFunc:

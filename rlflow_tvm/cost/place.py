@@ -18,8 +18,11 @@ class Place(Protocol):
     device: tvm.runtime.Device
     processor: tvm.runtime.Device
 
-    def load(self, executable: tvm.runtime.Executable, **link: Any) -> tvm.runtime.Module:
-        """What `tvm.compile` made, linked (`link`: as `export_library` takes it) and loaded there."""
+    def load(self, executable: tvm.runtime.Executable) -> tvm.runtime.Module:
+        """What `tvm.compile` made, loaded there."""
+
+    def load_library(self, library: bytes) -> tvm.runtime.Module:
+        """A shared library (what is in the file), loaded there."""
 
 
 class Here:
@@ -29,14 +32,25 @@ class Here:
         self.device = device_of(target)
         self.processor = tvm.cpu()
 
-    def load(self, executable: tvm.runtime.Executable, **link: Any) -> tvm.runtime.Module:
-        """As in `Place`; linked only where `link` asks for something."""
-        if not link:
-            return executable.jit()
+    def load(self, executable: tvm.runtime.Executable) -> tvm.runtime.Module:
+        """As in `Place`."""
+        return executable.jit()
+
+    def load_library(self, library: bytes) -> tvm.runtime.Module:
+        """As in `Place`."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "library.so"
-            executable.export_library(str(path), **link)
+            path.write_bytes(library)
             return tvm.runtime.load_module(str(path))
+
+
+def linked(executable: tvm.runtime.Executable, **options: Any) -> bytes:
+    """What `tvm.compile` made as a shared library, linked with the compiler that TVM finds, or CXX names; `options` as
+    `export_library` has them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "library.so"
+        executable.export_library(str(path), **options)
+        return path.read_bytes()
 
 
 def processor_of(target: Target) -> Target:

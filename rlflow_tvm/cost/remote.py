@@ -47,7 +47,8 @@ class RemoteWorkers:
         wanted = max(1, min(len(requests), self._devices.servers()))
         while len(self._slots) < wanted:
             self._slots.append(_Slot(KernelWorker(self._target, self._schedule, self._devices), str(self._devices)))
-        slots = self._slots[:wanted]
+        # first those that still hold a session: no other could have their servers
+        slots = sorted(self._slots, key=lambda slot: not slot.has_server)[:wanted]
         jobs = _Jobs(requests, limit_secs, tries)
         for slot in slots:
             slot.begin(jobs)
@@ -137,6 +138,7 @@ class _Slot:
 
     def __init__(self, worker: KernelWorker, devices: str) -> None:
         self.worker = worker
+        self.has_server = False
         self.waits_for_server = False
         self.reason = ""
         self._devices = devices
@@ -177,8 +179,9 @@ class _Slot:
             self.reason = answer.get("lost", "")
         except (WorkerTimeoutError, WorkerCrashError) as error:
             self.reason = str(error)
-        self.waits_for_server = bool(self.reason)
-        return not self.reason
+        self.has_server = not self.reason
+        self.waits_for_server = not self.has_server
+        return self.has_server
 
 
 class _Patience:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from itertools import count
-from pathlib import Path
-from typing import Any
 
 import tvm
 from tvm import rpc
@@ -14,7 +11,7 @@ from tvm.target import Target
 
 from rlflow_tvm.cost.caches import load_helpers
 from rlflow_tvm.cost.machine import cores
-from rlflow_tvm.cost.place import processor_of
+from rlflow_tvm.cost.place import linked, processor_of
 from rlflow_tvm.cost.rpc import RpcDevices
 from rlflow_tvm.errors import CostError
 
@@ -53,13 +50,14 @@ class Session:
         if not self.device.exist:
             raise CostError(f"a server under key {devices.key!r} has no device for target {target.kind.name}")
 
-    def load(self, executable: tvm.runtime.Executable, **link: Any) -> tvm.runtime.Module:
-        """As in `Place`: linked here, with the compiler that TVM finds (or CXX names), and sent."""
+    def load(self, executable: tvm.runtime.Executable) -> tvm.runtime.Module:
+        """As in `Place`: linked here and sent."""
+        return self.load_library(linked(executable))
+
+    def load_library(self, library: bytes) -> tvm.runtime.Module:
+        """As in `Place`."""
         name = f"library{next(self._numbers)}.so"
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / name
-            executable.export_library(str(path), **link)
-            self._session.upload(str(path))
+        self._session.upload(bytearray(library), name)
         module = self._session.load_module(name)
         self._session.remove(name)  # loaded, it is not needed any more
         return module
