@@ -44,7 +44,7 @@ def schedule_named(name: str) -> Schedule:
 
 
 class Bench:
-    """Times kernels for `target`, scheduled by `schedule`, in `place`. `helpers` as of `load_helpers`, loaded there.
+    """Times kernels for `target`, scheduled by `schedule`, in `place`. `helpers`: see there, loaded.
 
     What goes wrong is raised as it is.
     """

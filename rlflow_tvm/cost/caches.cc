@@ -1,14 +1,10 @@
 // What `caches.py` says, run by the process that times kernels: a worker here, or a server of TVM's RPC.
 // `read` and `write` are compiled by TVM and linked with this file: they run on TVM's thread pool.
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/time.h>
-#include <unistd.h>
 
 #include <map>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include <tvm/ffi/c_api.h>
@@ -114,8 +110,6 @@ int prepare(ARGUMENTS) {
   return 0;
 }
 
-void leave(int) { _exit(0); }
-
 }  // namespace
 
 // start(parts): registers the preparation, which sweeps in so many parts, as a global function of this process.
@@ -146,24 +140,5 @@ EXPORTED __tvm_ffi_prepared(ARGUMENTS) {
   *result = TVMFFIAny{};
   result->type_index = kTVMFFIInt;
   result->v_int64 = prepared;
-  return 0;
-}
-
-// threads(number): of TVM's thread pool, if it has not run yet.
-EXPORTED __tvm_ffi_threads(ARGUMENTS) {
-  (void)num_args;
-  setenv("TVM_NUM_THREADS", std::to_string(args[0].v_int64).c_str(), 1);
-  *result = TVMFFIAny{};
-  return 0;
-}
-
-// guard(seconds): from now on this process ends when it is not called again for so long, or when a kernel crashes; with
-// exit code 0, as a server of TVM's RPC gives up where a session ends with any other.
-EXPORTED __tvm_ffi_guard(ARGUMENTS) {
-  (void)num_args;
-  for (int fatal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGALRM}) signal(fatal, leave);
-  const itimerval limit{{0, 0}, {static_cast<time_t>(args[0].v_int64), 0}};
-  setitimer(ITIMER_REAL, &limit, nullptr);
-  *result = TVMFFIAny{};
   return 0;
 }

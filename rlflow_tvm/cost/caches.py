@@ -11,7 +11,7 @@ from tvm import s_tir, te, tirx
 from tvm.target import Target
 
 from rlflow_tvm.cost.machine import cores
-from rlflow_tvm.cost.place import Place, linked, processor_of
+from rlflow_tvm.cost.place import linked, processor_of
 
 _NAME = "rlflow_tvm.prepare_caches"  # as in caches.cc, as are the next but one
 _UNKNOWN = "3"
@@ -23,7 +23,7 @@ class Caches:
     """Puts a kernel's operands where a model's launch finds them, before each timed run.
 
     `name`: of a global function of the process that times, for `time_evaluator`'s `f_preproc`; "" on a GPU, where
-    nothing is done. `helpers`: what `load_helpers` gave.
+    nothing is done. `library`: `helpers`, loaded there.
 
     Other data is read, as much as the model touches between two uses; operands touched since are then written with
     what they hold, as the launch before would have done. All of it runs on TVM's thread pool: each core evicts its own
@@ -32,31 +32,31 @@ class Caches:
     stored before a cold one can be loaded: a tenth more time for kernels with many weights, which no model takes.
     """
 
-    def __init__(self, target: Target, helpers: tvm.runtime.Module) -> None:
+    def __init__(self, target: Target, library: tvm.runtime.Module) -> None:
         self.name = _NAME if target.kind.name == "llvm" else ""
-        self._helpers = helpers
-        helpers["start"](max(_PARTS, cores(processor_of(target))))
+        self._library = library
+        library["start"](max(_PARTS, cores(processor_of(target))))
 
     def set(self, cold: str) -> None:
         """The operands' temperatures, a digit each (see `temperature`), from now on; the last digit is that of all
         further ones. "": all were last touched 64 MiB ago."""
-        self._helpers["cold"](*map(int, cold or _UNKNOWN))
+        self._library["cold"](*map(int, cold or _UNKNOWN))
 
 
-def load_helpers(target: Target, place: Place) -> tvm.runtime.Module:
-    """The functions of `caches.cc`, in the process that times kernels for `target`; they need nothing but TVM there."""
-    return place.load_library(_library(tvm.ir.save_json(processor_of(target))))
+def helpers(target: Target) -> bytes:
+    """A library of the functions in `caches.cc` and `session.cc`, for the process that times kernels for `target`; it
+    needs nothing but TVM there."""
+    return _library(tvm.ir.save_json(processor_of(target)))
 
 
 @cache
 def _library(target: str) -> bytes:
-    """Built once for all sessions."""
     functions = {"read": _reader(), "write": _writer()}
     mod = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in functions.items()})
-    headers = [f"-I{folder}" for folder in tvm_ffi.libinfo.include_paths()]
-    source = Path(__file__).with_name("caches.cc")
     executable = tvm.compile(mod, target=tvm.ir.load_json(target))
-    return linked(executable, addons=[str(source)], options=["-std=c++17", "-O2", *headers])
+    sources = [str(Path(__file__).with_name(name)) for name in ("caches.cc", "session.cc")]
+    headers = [f"-I{folder}" for folder in tvm_ffi.libinfo.include_paths()]
+    return linked(executable, addons=sources, options=["-std=c++17", "-O2", "-pthread", *headers])
 
 
 def _reader() -> tirx.PrimFunc:

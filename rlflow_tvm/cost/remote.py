@@ -23,8 +23,9 @@ from rlflow_tvm.errors import CostError
 
 _TICK_SECS = 0.2
 _PAUSE_SECS = 0.5  # between two questions for a server
-_HAND_OUT_SECS = 2.0  # for the tracker to find one that is free
+_HAND_OUT_SECS = 1.0  # for the tracker to find one that is free
 _OPEN_LIMIT_SECS = 60.0
+_END_SECS = 5.0
 _logger = logging.getLogger(__name__)
 
 
@@ -150,11 +151,11 @@ class _Slot:
         self._thread.start()
 
     def end(self, whole: bool) -> None:
-        """Wait for the thread, whose jobs were stopped; what it is in is broken off unless it can only be done."""
+        """Wait for the thread, whose jobs were stopped. `whole`: what it does yet is short, and not broken off."""
         assert self._thread is not None
+        self._thread.join(_END_SECS if whole else 0.0)
         while self._thread.is_alive():
-            if not whole or self.waits_for_server:
-                self.worker.process.interrupt()
+            self.worker.process.interrupt()
             self._thread.join(_TICK_SECS)
 
     def _run(self, jobs: _Jobs) -> None:

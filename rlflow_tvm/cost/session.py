@@ -9,7 +9,7 @@ import tvm
 from tvm import rpc
 from tvm.target import Target
 
-from rlflow_tvm.cost.caches import load_helpers
+from rlflow_tvm.cost.caches import helpers
 from rlflow_tvm.cost.machine import cores
 from rlflow_tvm.cost.place import linked, processor_of
 from rlflow_tvm.cost.rpc import RpcDevices
@@ -27,15 +27,13 @@ class SessionLostError(Exception):
 class Session:
     """The server that the tracker hands out next, until this object is dropped.
 
-    The server runs a process for each session, and gives up where that ends by a signal: so `helpers` (see
-    `load_helpers`), loaded first, has it end by itself when a kernel crashes, and when nothing was asked of it for
-    longer than `check` said: TVM has no limit there once a client has died while a kernel hangs.
-
+    `helpers` (see there) are loaded first: they keep the server from what becomes of the session (`session.cc`).
     CostError where the tracker hands out none within `wait_secs`, or the server has no such device; what TVM raises
     where the connection fails.
     """
 
     def __init__(self, devices: RpcDevices, target: Target, wait_secs: float) -> None:
+        library = helpers(target)  # before anything is asked for
         address = devices.take(wait_secs)
         if address is None:
             raise CostError(f"all servers under key {devices.key!r} are in use, or none is left")
@@ -43,8 +41,9 @@ class Session:
         self._numbers = count()
         self.device = self._session.device("cpu" if target.kind.name == "llvm" else target.kind.name)
         self.processor = self._session.cpu()
-        self.helpers = load_helpers(target, self)
-        self._guard = self.helpers["guard"]
+        self.helpers = self.load_library(library)
+        self.helpers["protect"]()
+        self._limit = self.helpers["limit"]
         self.check(_LOAD_SECS)
         self.helpers["threads"](cores(processor_of(target)))
         if not self.device.exist:
@@ -65,6 +64,6 @@ class Session:
     def check(self, limit_secs: float) -> None:
         """SessionLostError if the session is gone; else it ends by itself `limit_secs` after the last `check`."""
         try:
-            self._guard(math.ceil(limit_secs))
+            self._limit(math.ceil(limit_secs))
         except (RuntimeError, OSError) as error:
             raise SessionLostError("the session with a server has ended") from error

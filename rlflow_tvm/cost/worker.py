@@ -21,7 +21,7 @@ from typing import Any
 import tvm
 
 from rlflow_tvm.cost.bench import Bench, schedule_named
-from rlflow_tvm.cost.caches import load_helpers
+from rlflow_tvm.cost.caches import helpers
 from rlflow_tvm.cost.place import Here
 from rlflow_tvm.cost.rpc import RpcDevices
 from rlflow_tvm.cost.session import IDLE_SECS, Session, SessionLostError
@@ -57,7 +57,7 @@ class _Worker:
         self.bench: Bench | None = None
         if self.remote is None:
             place = Here(self.target)
-            self.bench = Bench(self.target, self.schedule, place, load_helpers(self.target, place))
+            self.bench = Bench(self.target, self.schedule, place, place.load_library(helpers(self.target)))
 
     def open(self, wait_secs: float) -> dict[str, Any]:
         """See to it that there is a living session; the tracker may take `wait_secs` to hand out a server."""

@@ -11,7 +11,7 @@ from small_models import MODELS, TARGET
 from tvm import relax
 
 from rlflow_tvm.cost import CostModel, Temperatures
-from rlflow_tvm.cost.caches import Caches, load_helpers
+from rlflow_tvm.cost.caches import Caches, helpers
 from rlflow_tvm.cost.place import Here
 from rlflow_tvm.cost.temperature import _Storages, megabytes, operand_temperatures, private_bytes
 from rlflow_tvm.ir import detach
@@ -135,7 +135,7 @@ def test_one_kernel_at_two_temperatures_is_measured_twice(target, timer):
 
 def test_preparing_the_caches_leaves_operands_as_they_were():
     target = tvm.target.Target({"kind": "llvm", "num-cores": 2})
-    caches = Caches(target, load_helpers(target, Here(target)))
+    caches = Caches(target, Here(target).load_library(helpers(target)))
     prepare = tvm_ffi.get_global_func(caches.name)
     rng = np.random.default_rng(0)
     arrays = [
