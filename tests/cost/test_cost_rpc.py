@@ -257,7 +257,6 @@ def test_command_searches_with_remote_times(farm, tmp_path):
     found = json.loads(figures.read_text())
     assert found["rpc_key"] == "pair"
     assert found["kernels_measured"] > 0
-    assert found["plan_length"] > 0
     with KernelDatabase(tmp_path / "kernels.sqlite") as database:
         assert {target.rpartition("host=")[2] for (target,) in database.rows(["target"])} == {"rpc:pair"}
 
