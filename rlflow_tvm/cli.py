@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
@@ -22,6 +22,8 @@ from rlflow_tvm.errors import RlflowError, UsageError
 if TYPE_CHECKING:
     import tvm
 
+    from rlflow_tvm.cost import RpcDevices
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -29,6 +31,16 @@ console = Console(stderr=True)
 """For progress and messages; results go to standard output."""
 
 ZOO_PREFIX = "zoo:"
+
+RpcOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rpc",
+        metavar="HOST:PORT",
+        help="Measure kernels on the machines that TVM's RPC tracker there lists under --rpc-key; --target is theirs.",
+    ),
+]
+RpcKeyOption = Annotated[str | None, typer.Option("--rpc-key", help="The key of the machines to measure on.")]
 
 
 def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
@@ -61,6 +73,20 @@ def parse_target(text: str) -> tvm.target.Target:
         return as_target(json.loads(text))
     except json.JSONDecodeError as error:
         raise UsageError(f"--target {text}: not valid JSON ({error})") from None
+
+
+def parse_rpc(address: str | None, key: str | None) -> RpcDevices | None:
+    """The machines to measure on, None for this one. UsageError for one option without the other, or no HOST:PORT."""
+    if address is None and key is None:
+        return None
+    if address is None or not key:
+        raise UsageError("--rpc HOST:PORT and --rpc-key KEY go together: give both, or neither to measure here")
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise UsageError(f"--rpc {address}: HOST:PORT is expected, as in --rpc 192.168.0.7:9190")
+    from rlflow_tvm.cost import RpcDevices
+
+    return RpcDevices(host, int(port), key)
 
 
 def parse_shapes(texts: list[str]) -> dict[str, tuple[int, ...]]:

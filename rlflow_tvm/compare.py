@@ -25,6 +25,8 @@ def main(
     agent: Annotated[Path | None, typer.Option(help="Let a trained agent search.")] = None,
     search: Annotated[str, typer.Option(help="greedy, family or random; used without --plan and --agent.")] = "greedy",
     target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
+    rpc: cli.RpcOption = None,
+    rpc_key: cli.RpcKeyOption = None,
     shape: Annotated[list[str] | None, typer.Option(help="NAME=1,3,224,224 for a model with dynamic shapes.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
@@ -32,7 +34,7 @@ def main(
 ) -> None:
     """Time MODEL as searched, unsearched, and as others run it; outputs compared; graph and kernel gain apart."""
     cli.check_writable(json)
-    tvm_target, shapes = cli.parse_target(target), cli.parse_shapes(shape or [])
+    tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
     from rlflow_tvm import comparison
     from rlflow_tvm.cost import CostModel, KernelDatabase, default_path
     from rlflow_tvm.errors import UsageError
@@ -50,7 +52,7 @@ def main(
     method = make_search(search, seed) if agent is None else agent_search(agent, seed)
     path = cli.model_path(model)
     mod = from_onnx(path, shapes)
-    with KernelDatabase(default_path()) as database, CostModel(tvm_target, database) as cost_model:
+    with KernelDatabase(default_path()) as database, CostModel(tvm_target, database, remote=remote) as cost_model:
         if saved is not None:
             searched, how = replay(mod, saved), f"plan {plan}"
         else:
@@ -67,7 +69,7 @@ def main(
     _print(model, how, len(searched.actions), rounds, result)
     cli.write_json(
         json,
-        {"model": model, "target": str(tvm_target), "method": how, "seed": seed, "rounds": rounds,
+        {"model": model, "target": str(tvm_target), "rpc_key": rpc_key, "method": how, "seed": seed, "rounds": rounds,
          "plan_length": len(searched.actions), **result.to_json()},
     )  # fmt: skip
     result.check()

@@ -22,6 +22,8 @@ def main(
     agent: Annotated[Path | None, typer.Option(help="A trained agent's checkpoint, used in place of --search.")] = None,
     plan: Annotated[Path | None, typer.Option(help="Write the plan to this JSON file.")] = None,
     target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
+    rpc: cli.RpcOption = None,
+    rpc_key: cli.RpcKeyOption = None,
     shape: Annotated[list[str] | None, typer.Option(help="NAME=1,3,224,224 for a model with dynamic shapes.")] = None,
     predict: Annotated[
         float,
@@ -36,7 +38,7 @@ def main(
     """Find substitutions that make MODEL faster, check that its outputs stay the same, and save them as a plan."""
     for path in (plan, json):
         cli.check_writable(path)
-    tvm_target, shapes = cli.parse_target(target), cli.parse_shapes(shape or [])
+    tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
     from rlflow_tvm.cost import LEAST_TRIALS, CostModel, KernelDatabase, PredictionPolicy, default_path
     from rlflow_tvm.errors import UsageError
     from rlflow_tvm.frontend import from_onnx
@@ -50,7 +52,7 @@ def main(
     mod = from_onnx(cli.model_path(model), shapes)
     with (
         KernelDatabase(default_path()) as database,
-        CostModel(tvm_target, database, policy=policy) as cost_model,
+        CostModel(tvm_target, database, policy=policy, remote=remote) as cost_model,
         cli.progress_bar("searching") as bar,
     ):
         result = optimize(
@@ -62,6 +64,7 @@ def main(
     figures: dict[str, Any] = {
         "model": model,
         "target": str(tvm_target),
+        "rpc_key": rpc_key,
         "method": search if agent is None else f"agent {agent}",
         "seed": seed,
         "env_steps": result.env_steps,
@@ -94,7 +97,8 @@ def main(
     for each in tuned:
         print(_tuned_line(each))
     if any(each.used for each in tuned):
-        print(f"rlflow_tvm.compile(mod, target, database={str(default_path())!r}) uses the faster schedules")
+        where = "" if rpc_key is None else f", rpc_key={rpc_key!r}"
+        print(f"rlflow_tvm.compile(mod, target, database={str(default_path())!r}{where}) uses the faster schedules")
     if plan is not None:
         print(f"plan written to {plan}")
 

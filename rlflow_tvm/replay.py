@@ -30,19 +30,23 @@ def replay(mod: tvm.IRModule, plan: Plan) -> GraphState:
     return GraphState.from_module(mod, RuleSet(CATALOGUE, plan.lanes)).replay(plan)
 
 
-def compile(mod: tvm.IRModule, target: Any = None, database: str | Path | None = None) -> tvm.runtime.Executable:
+def compile(
+    mod: tvm.IRModule, target: Any = None, database: str | Path | None = None, rpc_key: str | None = None
+) -> tvm.runtime.Executable:
     """`tvm.compile` with the package's pipeline: weight-only work done once, every kernel scheduled.
 
     `database`: a file of measured kernels, such as searches leave at `rlflow_tvm.cost.default_path()`. Where an
     operator has several implementations, the times found there decide, and kernels that were tuned with success have
-    their tuned schedules; nothing is measured. Without it a heuristic decides. CostError for a file that is
-    no such database.
+    their tuned schedules; nothing is measured. `rpc_key`: take the times that were measured on RPC
+    machines under this key, not those of this machine. Without `database` a heuristic decides. CostError for a file
+    that is no such database.
     """
     target = as_target(target)
     if database is None:
         return tvm.compile(mod, target, relax_pipeline=pipeline(target))
-    from rlflow_tvm.cost import KernelDatabase, KernelTimer, MeasuredChoice, TunedSchedules
+    from rlflow_tvm.cost import KernelDatabase, KernelTimer, MeasuredChoice, RpcDevices, TunedSchedules
 
-    with KernelDatabase(database) as known, KernelTimer(target, known) as timer:
+    remote = None if rpc_key is None else RpcDevices("", 0, rpc_key)  # never asked
+    with KernelDatabase(database) as known, KernelTimer(target, known, remote=remote) as timer:
         choices = Choices(MeasuredChoice(timer, measure=False), TunedSchedules(timer))
         return tvm.compile(mod, target, relax_pipeline=pipeline(target, choices))

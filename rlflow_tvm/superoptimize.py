@@ -33,7 +33,8 @@ def optimize(
     problem = RewriteProblem(mod, cost_model, rules)
     result = search.run(problem, progress)
     if result.state.actions:
-        check_state(result.state, cost_model.target)
+        # outputs are compared here, wherever kernels were measured
+        check_state(result.state, cost_model.target if cost_model.timer.remote is None else as_target(None))
     return result
 
 

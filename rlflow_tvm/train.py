@@ -17,6 +17,8 @@ def main(
     ] = None,
     agent: Annotated[str, typer.Option(help="ppo.")] = "ppo",
     target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
+    rpc: cli.RpcOption = None,
+    rpc_key: cli.RpcKeyOption = None,
     shape: Annotated[list[str] | None, typer.Option(help="NAME=1,3,224,224 for a model with dynamic shapes.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Environment steps, counted over all runs of this folder.")] = 2000,
     horizon: Annotated[int, typer.Option(min=1, help="Steps after which an episode is cut off.")] = 200,
@@ -27,7 +29,7 @@ def main(
 ) -> None:
     """Train an agent on MODELS and leave OUT/agent.safetensors, OUT/best.plan.json, and logs for TensorBoard."""
     cli.check_writable(json)
-    tvm_target, shapes = cli.parse_target(target), cli.parse_shapes(shape or [])
+    tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
     from rlflow_tvm.training import train_on_models
 
     names = models or ["zoo:demo"]
@@ -36,6 +38,7 @@ def main(
             {name: cli.model_path(name) for name in names},
             agent,
             tvm_target,
+            remote=remote,
             steps=steps,
             seed=seed,
             out=out,

@@ -11,7 +11,7 @@ from typing import Any
 
 import tvm
 
-from rlflow_tvm.cost import CostModel, KernelDatabase, default_path
+from rlflow_tvm.cost import CostModel, KernelDatabase, RpcDevices, default_path
 from rlflow_tvm.envs import GraphRewriteEnv, ManyModelsEnv, RewriteProblem
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.frontend import import_models
@@ -131,12 +131,15 @@ def train_on_models(
     steps: int,
     seed: int,
     out: Path,
+    remote: RpcDevices | None = None,
     resume: bool = False,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     horizon: int = 200,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> TrainingOutcome:
     """Train `agent` on `models` (name -> ONNX file) until `steps` environment steps; see `rlflow_tvm.train`.
+
+    `remote`: the machines that kernels are measured on, in place of this one.
 
     AgentError or UsageError, before anything is imported or priced, if `out` cannot be used; AgentError if the
     training in it was on other modules, for another target or with other settings.
@@ -149,7 +152,7 @@ def train_on_models(
     if stale and not resume:
         raise UsageError(f"{stale[0]}: is a plan of another training; move it away, or give another output folder")
     modules = import_models(models, shapes or {})
-    with KernelDatabase(default_path()) as database, CostModel(target, database) as cost_model:
+    with KernelDatabase(default_path()) as database, CostModel(target, database, remote=remote) as cost_model:
         problems = {name: RewriteProblem(mod, cost_model) for name, mod in modules.items()}
         envs = {
             name: GraphRewriteEnv(problem=problem, horizon=horizon, reward=REWARD) for name, problem in problems.items()
@@ -177,7 +180,7 @@ def train_on_models(
                 "models": list(models),
                 "structures": [f"{problem.start.structural_hash:016x}" for problem in problems.values()],
                 "shapes": {name: list(shape) for name, shape in (shapes or {}).items()},
-                "target": str(target),
+                "target": str(target) if remote is None else f"{target} rpc:{remote.key}",
                 "rules": list(env.current.rule_names),
                 "horizon": horizon,
                 "reward": REWARD,

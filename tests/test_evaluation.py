@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from fake_workers import workers_by
 from small_models import MODELS, TARGET
 
 from rlflow_tvm import evaluation
-from rlflow_tvm.cost import KernelDatabase, KernelTimer, LearnedCost, Measurement
-from rlflow_tvm.cost.features import kernel_features
+from rlflow_tvm.cost import KernelDatabase, KernelTimer, LearnedCost, timer
 from rlflow_tvm.cost.temperature import Temperatures
 from rlflow_tvm.errors import CostError
 from rlflow_tvm.evaluation import leave_one_out, model_kernels
 from rlflow_tvm.kernels import Lowering
 
 
-def secs(kernel) -> float:
-    features = kernel_features(kernel.func)
+def law(features, _cold) -> float:
     moved = sum(value for name, value in features.items() if name.startswith("bytes:"))
     return 1e-6 + features["flops"] / 1e11 + moved / 2e10
 
@@ -24,20 +23,19 @@ def secs(kernel) -> float:
 def priced(tmp_path_factory):
     """The database and the kernels of each model, of which the times follow a law."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KernelTimer, "_measure", lambda self, kernel: Measurement(run_secs=secs(kernel), repeats=7))
-        patch.setattr(KernelTimer, "launch_secs", lambda self: 1e-7)
+        patch.setattr(timer, "LocalWorkers", workers_by(law))
         path = tmp_path_factory.mktemp("evaluation") / "k.sqlite"
-        with KernelDatabase(path) as database, KernelTimer(TARGET, database) as timer:
+        with KernelDatabase(path) as database, KernelTimer(TARGET, database) as opened:
             kernels = {
                 name: model_kernels(build(), TARGET, database, walks=3, steps=8, seed=1)
                 for name, build in MODELS.items()
             }
-            yield database, timer, kernels
+            yield database, opened, kernels
 
 
 def test_kernels_of_the_start_and_of_what_walks_reach(priced):
-    database, timer, kernels = priced
-    held = {f"{key}/{cold}" for key, _, cold, _ in database.samples(timer.target_key, timer.version)}
+    database, opened, kernels = priced
+    held = {f"{key}/{cold}" for key, _, cold, _ in database.samples(opened.target_key, opened.version)}
     for name, own in kernels.items():
         start = Temperatures(TARGET).kernels(Lowering(TARGET).launches(MODELS[name]()))
         assert len(own.launched) > len(start)
@@ -53,7 +51,7 @@ def test_the_same_seed_gives_the_same_kernels(priced):
 
 
 def test_nothing_of_the_model_left_out_is_learned_from(priced, monkeypatch):
-    database, timer, kernels = priced
+    database, opened, kernels = priced
     monkeypatch.setattr(evaluation, "LEAST_KERNELS", 5)
     learned: list[set[str]] = []
     fit = LearnedCost.fit
@@ -63,13 +61,13 @@ def test_nothing_of_the_model_left_out_is_learned_from(priced, monkeypatch):
         return fit(samples, *args)
 
     monkeypatch.setattr(LearnedCost, "fit", noted)
-    scores = leave_one_out(kernels, database, timer.target_key, timer.version)
+    scores = leave_one_out(kernels, database, opened.target_key, opened.version)
     assert [score.model for score in scores] == list(kernels)
     for keys, score, own in zip(learned, scores, kernels.values(), strict=True):
         assert not keys & own.touched
         assert keys
         assert score.trained_on == len(
-            [1 for key, *_ in database.samples(timer.target_key, timer.version) if key in keys]
+            [1 for key, *_ in database.samples(opened.target_key, opened.version) if key in keys]
         )
         assert score.kernels == len(own.launched)
         assert 0 < score.median_error < score.mape * 2  # the median of positive numbers
@@ -77,9 +75,9 @@ def test_nothing_of_the_model_left_out_is_learned_from(priced, monkeypatch):
 
 
 def test_a_right_and_a_wrong_prediction(monkeypatch, priced):
-    database, timer, kernels = priced
+    database, opened, kernels = priced
     monkeypatch.setattr(evaluation, "LEAST_KERNELS", 5)
-    truth = {tuple(sorted(f.items())): s for _, f, _, s in database.samples(timer.target_key, timer.version)}
+    truth = {tuple(sorted(f.items())): s for _, f, _, s in database.samples(opened.target_key, opened.version)}
 
     class Half:
         """Says half of the truth."""
@@ -91,14 +89,14 @@ def test_a_right_and_a_wrong_prediction(monkeypatch, priced):
 
     monkeypatch.setattr(LearnedCost, "fit", lambda *_: Half())
     one = {"algebra": kernels["algebra"]}
-    (score,) = leave_one_out(one, database, timer.target_key, timer.version)
+    (score,) = leave_one_out(one, database, opened.target_key, opened.version)
     assert (score.mape, score.median_error, score.total_error) == (pytest.approx(0.5),) * 3
     assert score.spearman == pytest.approx(1.0)
     assert score.trained_on == 7
 
 
 def test_too_little_of_a_model(priced):
-    database, timer, kernels = priced
+    database, opened, kernels = priced
     few = {"few": evaluation.ModelKernels(frozenset(sorted(kernels["algebra"].launched)[:3]), frozenset())}
     with pytest.raises(CostError, match="few: 3 measured kernels are too few"):
-        leave_one_out(few, database, timer.target_key, timer.version)
+        leave_one_out(few, database, opened.target_key, opened.version)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -9,7 +11,8 @@ import tvm
 from tvm import relax
 
 import rlflow_tvm as rl
-from rlflow_tvm.cost import CostModel, KernelDatabase, default_path
+from rlflow_tvm import superoptimize
+from rlflow_tvm.cost import CostModel, KernelDatabase, RpcDevices, default_path
 from rlflow_tvm.errors import PlanError, UsageError
 from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, zoo
 from rlflow_tvm.kernels import as_target
@@ -105,3 +108,17 @@ def test_superoptimize_leaves_a_module_alone_that_computes_nothing(body: str) ->
         builder.emit_func_output(output)
     mod = builder.finalize()
     tvm.ir.assert_structural_equal(rl.Superoptimize(TARGET)(mod), mod)
+
+
+def test_outputs_are_compared_here_whatever_machines_were_measured_on(monkeypatch):
+    compared_for: list[tvm.target.Target] = []
+    monkeypatch.setattr(superoptimize, "RewriteProblem", lambda *_: None)
+    monkeypatch.setattr(superoptimize, "check_state", lambda _state, target: compared_for.append(target))
+    result = SimpleNamespace(state=SimpleNamespace(actions=("one",)))
+    search = SimpleNamespace(run=lambda *_: result)
+    device = as_target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72", "num-cores": 4})
+    with CostModel(device, remote=RpcDevices("tracker", 9190, "board")) as cost_model:
+        assert optimize(None, search, cost_model) is result
+    with CostModel(TARGET) as cost_model:
+        optimize(None, search, cost_model)
+    assert [str(target) for target in compared_for] == [str(as_target(None)), str(TARGET)]

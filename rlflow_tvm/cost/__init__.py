@@ -21,6 +21,7 @@ from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.memory import peak_bytes
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
 from rlflow_tvm.cost.roofline import Roofline, export_peak, measure_roofline, peak_flops
+from rlflow_tvm.cost.rpc import RpcDevices
 from rlflow_tvm.cost.temperature import Temperatures
 from rlflow_tvm.cost.timer import KernelTimer
 from rlflow_tvm.cost.tuned import TunedSchedules
@@ -42,6 +43,7 @@ __all__ = [
     "Prediction",
     "PredictionPolicy",
     "Roofline",
+    "RpcDevices",
     "Runners",
     "Sample",
     "Temperatures",

@@ -12,7 +12,6 @@ import typer
 
 from rlflow_tvm import cli
 from rlflow_tvm.cost.database import KernelDatabase, default_path
-from rlflow_tvm.cost.measurement import DISTURBED
 from rlflow_tvm.cost.merge import merge
 from rlflow_tvm.errors import CostError, UsageError
 
@@ -42,7 +41,7 @@ def stats(
     path = _existing(database)
     with KernelDatabase(path) as opened:
         opened.check()
-        holdings = opened.holdings(DISTURBED)
+        holdings = opened.holdings()
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, integrity ok")
     for held in holdings:
         last = time.strftime("%Y-%m-%d %H:%M", time.localtime(held.last_at))
@@ -84,6 +83,13 @@ def export(
     with cli.written_whole(out) as temporary, temporary.open("w", newline="") as stream:
         csv.writer(stream).writerows([_COLUMNS, *rows])
     print(f"{len(rows)} measurements written to {out}")
+
+
+@cli.reports_errors
+def forget(database: DatabaseOption = None) -> None:
+    """Drop what was measured while something else slowed the machine down, so that it is measured again."""
+    with KernelDatabase(_existing(database)) as opened:
+        print(f"{opened.forget_disturbed()} measurements dropped")
 
 
 @cli.reports_errors
@@ -145,5 +151,5 @@ def evaluate(
 if __name__ == "__main__":
     cli.run_group(
         __doc__ or "",
-        {"stats": stats, "merge": merge_into, "export": export, "train": train, "evaluate": evaluate},
+        {"stats": stats, "merge": merge_into, "export": export, "forget": forget, "train": train, "evaluate": evaluate},
     )

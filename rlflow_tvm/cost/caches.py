@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
 import numpy as np
 import tvm
 import tvm_ffi
-from tvm import s_tir, te
+from tvm import s_tir, te, tirx
 from tvm.target import Target
 
 from rlflow_tvm.cost.machine import cores
+from rlflow_tvm.cost.metrics import tensor_bytes
+from rlflow_tvm.cost.place import linked, processor_of
 from rlflow_tvm.cost.temperature import megabytes
 
-_NAME = "rlflow_tvm.prepare_caches"
+_NAME = "rlflow_tvm.prepare_caches"  # as in caches.cc, as are the next but one
 _UNKNOWN = "3"
-_RECENT = 2  # a sweep of this many megabytes, as `megabytes` counts, leaves no private cache as it was
 _VECTOR = 16
 _PARTS = 2  # of a tensor, each written by another thread
+_RECENT = 2  # a sweep of this many megabytes, as `megabytes` counts, leaves no private cache as it was
 
 
-class Caches:
+class Caches(Protocol):
     """Puts a kernel's operands where a model's launch finds them, before each timed run.
 
-    `name`: of a global function, for `time_evaluator`'s `f_preproc`; "" on a GPU, where nothing is done. `cold`: the
-    operands' temperatures, a digit each (see `temperature`); "": all were last touched 64 MiB ago.
+    `name`: of a global function of the process that times, for `time_evaluator`'s `f_preproc`; "" on a GPU, where
+    nothing is done.
 
     Other data is read, as much as the model touches between two uses; operands touched since are then written with
     what they hold, as the launch before would have done. All of it runs on TVM's thread pool: each core evicts its own
@@ -31,32 +37,56 @@ class Caches:
     stored before a cold one can be loaded: a tenth more time for kernels with many weights, which no model takes.
     """
 
+    name: str
+
+    def set(self, cold: str) -> None:
+        """The operands' temperatures, a digit each (see `temperature`), from now on; the last digit is that of all
+        further ones. "": all were last touched 64 MiB ago."""
+
+
+class SentCaches:
+    """`Caches` of another process, which has `library`, `helpers` loaded there."""
+
+    def __init__(self, target: Target, library: tvm.runtime.Module) -> None:
+        self.name = _NAME if target.kind.name == "llvm" else ""
+        self._library = library
+        library["start"](max(_PARTS, cores(processor_of(target))))
+
+    def set(self, cold: str) -> None:
+        """As in `Caches`."""
+        self._library["cold"](*map(int, cold or _UNKNOWN))
+
+
+class LocalCaches:
+    """`Caches` of this process: what caches.cc does, without a C++ compiler, which not every machine has."""
+
     def __init__(self, target: Target) -> None:
-        self.cold = ""
-        self.name = ""
-        if target.kind.name != "llvm":
+        self.name = _NAME if target.kind.name == "llvm" else ""
+        self._cold = _UNKNOWN
+        if not self.name:
             return
-        self.name = _NAME
-        self._read, self._write = _reader(target), _writer(target)
+        self._read, self._write = (tvm.compile(func, target=target).jit()["main"] for func in (_reader(), _writer()))
         self._parts = max(_PARTS, cores(target))
         self._others: dict[int, tvm.runtime.Tensor] = {}
         self._sums = tvm.runtime.tensor(np.zeros((self._parts, _VECTOR), "int32"))
         self._zero = tvm.runtime.tensor(np.zeros(1, "int32"))
         tvm_ffi.register_global_func(_NAME, self._prepare, override=True)
 
+    def set(self, cold: str) -> None:
+        """As in `Caches`."""
+        self._cold = cold or _UNKNOWN
+
     def _prepare(self, *operands: tvm.runtime.Tensor) -> None:
-        cold = (self.cold or _UNKNOWN).ljust(len(operands), self.cold[-1:] or _UNKNOWN)
+        cold = self._cold.ljust(len(operands), self._cold[-1])[: len(operands)]
         far = max(map(int, cold))
         if far > 1:
             self._sweep(far)
-        recent = [operand for operand, digit in zip(operands, cold, strict=False) if digit == "1"]
-        for operand in recent:
-            self._touch(operand)
-        if recent:
-            self._sweep(_RECENT)
-        for operand, digit in zip(operands, cold, strict=False):
-            if digit == "0":
-                self._touch(operand)
+        for digit in "10":
+            for operand, own in zip(operands, cold, strict=True):
+                if own == digit:
+                    self._touch(operand)
+            if digit == "1" and "1" in cold:
+                self._sweep(_RECENT)
 
     def _sweep(self, digit: int) -> None:
         if digit not in self._others:
@@ -65,16 +95,31 @@ class Caches:
         self._read(self._others[digit], self._sums)
 
     def _touch(self, operand: tvm.runtime.Tensor) -> None:
-        size = int(np.prod(operand.shape)) * ((tvm.DataType(str(operand.dtype)).bits + 7) // 8)
-        rows = size // (4 * _VECTOR * _PARTS)
+        rows = tensor_bytes(tuple(operand.shape), str(operand.dtype)) // (4 * _VECTOR * _PARTS)
         if rows:  # the rest is less than two cache lines
             view = operand._create_view((_PARTS, rows, _VECTOR), "int32")
             self._write(view, self._zero, view)
 
 
-def _reader(target: Target) -> tvm.runtime.Module:
+def helpers(target: Target) -> bytes:
+    """A library of the functions in `caches.cc` and `session.cc`, for the process that times kernels for `target`; it
+    needs nothing but TVM there."""
+    return _library(tvm.ir.save_json(processor_of(target)))
+
+
+@cache
+def _library(target: str) -> bytes:
+    functions = {"read": _reader(), "write": _writer()}
+    mod = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in functions.items()})
+    executable = tvm.compile(mod, target=tvm.ir.load_json(target))
+    sources = [str(Path(__file__).with_name(name)) for name in ("caches.cc", "session.cc")]
+    headers = [f"-I{folder}" for folder in tvm_ffi.libinfo.include_paths()]
+    return linked(executable, addons=sources, options=["-std=c++17", "-O2", "-pthread", *headers])
+
+
+def _reader() -> tirx.PrimFunc:
     """Sums what it is given, one part a thread."""
-    parts, rows = (tvm.tirx.Var(name, "int64") for name in ("parts", "rows"))
+    parts, rows = (tirx.Var(name, "int64") for name in ("parts", "rows"))
     x = te.placeholder((parts, rows, _VECTOR), "int32", name="x")
     row = te.reduce_axis((0, rows), name="row")
     y = te.compute((parts, _VECTOR), lambda p, j: te.sum(x[p, row, j], axis=row), name="y")
@@ -83,12 +128,12 @@ def _reader(target: Target) -> tvm.runtime.Module:
     schedule.reorder(part, step, lane)
     schedule.parallel(part)
     schedule.vectorize(lane)
-    return tvm.compile(schedule.mod, target=target).jit()["main"]
+    return schedule.mod["main"]
 
 
-def _writer(target: Target) -> tvm.runtime.Module:
+def _writer() -> tirx.PrimFunc:
     """Writes x + zero: what is there already, where output and input are the same memory."""
-    rows = tvm.tirx.Var("rows", "int64")
+    rows = tirx.Var("rows", "int64")
     x = te.placeholder((_PARTS, rows, _VECTOR), "int32", name="x")
     zero = te.placeholder((1,), "int32", name="zero")
     y = te.compute((_PARTS, rows, _VECTOR), lambda p, i, j: x[p, i, j] + zero[0], name="y")
@@ -96,4 +141,4 @@ def _writer(target: Target) -> tvm.runtime.Module:
     part, _row, lane = schedule.get_loops(schedule.get_sblock("y"))
     schedule.parallel(part)
     schedule.vectorize(lane)
-    return tvm.compile(schedule.mod, target=target).jit()["main"]
+    return schedule.mod["main"]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlflow_tvm.cost.measurement import Measurement
+from rlflow_tvm.cost.measurement import DISTURBED, Measurement
 from rlflow_tvm.cost.schema import MIGRATIONS, SCHEMA_VERSION
 from rlflow_tvm.errors import CostError
 
@@ -120,14 +120,16 @@ class KernelDatabase:
             self._connection.execute("INSERT OR REPLACE INTO kernel VALUES (?, ?, ?)", (key, name, text))
 
     def samples(self, target_key: str, version: str) -> list[tuple[str, dict[str, float], str, float]]:
-        """Every successful measurement of a kernel with features: (key, features, temperatures, seconds), by key."""
+        """Every successful, undisturbed measurement of a kernel with features: (key, features, temperatures, seconds),
+        by key."""
         with self._guarded():
             rows = self._connection.execute(
                 "SELECT k.kernel, k.features, substr(m.kernel, instr(m.kernel || '/', '/') + 1), m.run_secs"
                 " FROM measurement AS m JOIN kernel AS k"
                 " ON k.kernel = substr(m.kernel, 1, instr(m.kernel || '/', '/') - 1)"
-                " WHERE m.target = ? AND m.version = ? AND m.run_secs IS NOT NULL ORDER BY m.kernel",
-                (target_key, version),
+                " WHERE m.target = ? AND m.version = ? AND m.run_secs IS NOT NULL AND coalesce(m.slowdown, 1) <= ?"
+                " ORDER BY m.kernel",
+                (target_key, version, DISTURBED),
             ).fetchall()
         return [(key, json.loads(features), cold, secs) for key, features, cold, secs in rows]
 
@@ -137,8 +139,8 @@ class KernelDatabase:
             return self._connection.execute(
                 "SELECT count(*) FROM measurement AS m JOIN kernel AS k"
                 " ON k.kernel = substr(m.kernel, 1, instr(m.kernel || '/', '/') - 1)"
-                " WHERE m.target = ? AND m.version = ? AND m.run_secs IS NOT NULL",
-                (target_key, version),
+                " WHERE m.target = ? AND m.version = ? AND m.run_secs IS NOT NULL AND coalesce(m.slowdown, 1) <= ?",
+                (target_key, version, DISTURBED),
             ).fetchone()[0]
 
     def rows(self, columns: Sequence[str]) -> list[tuple]:
@@ -148,17 +150,22 @@ class KernelDatabase:
                 f"SELECT {', '.join(columns)} FROM measurement ORDER BY kernel, target, version"
             ).fetchall()
 
-    def holdings(self, slow: float) -> list[Holding]:
-        """What is held, by target and version; `slow`: the slowdown from which a measurement counts as disturbed."""
+    def holdings(self) -> list[Holding]:
+        """What is held, by target and version."""
         with self._guarded():
             rows = self._connection.execute(
                 "SELECT m.target, m.version, count(*), sum(m.error IS NOT NULL), sum(coalesce(m.slowdown, 1) > ?),"
                 " (SELECT count(*) FROM tuned_schedule AS t WHERE t.target = m.target AND t.version = m.version),"
                 " min(m.measured_at), max(m.measured_at)"
                 " FROM measurement AS m GROUP BY m.target, m.version ORDER BY max(m.measured_at)",
-                (slow,),
+                (DISTURBED,),
             ).fetchall()
         return [Holding(*row) for row in rows]
+
+    def forget_disturbed(self) -> int:
+        """Drop the measurements that were made while something else slowed the machine down; how many."""
+        with self._guarded():
+            return self._connection.execute("DELETE FROM measurement WHERE slowdown > ?", (DISTURBED,)).rowcount
 
     def check(self) -> None:
         """CostError where the file is damaged (SQLite's own integrity check)."""

@@ -75,7 +75,7 @@ class KernelEstimator:
 
     def _predictions(self, kernels: Sequence[Kernel]) -> dict[str, Prediction]:
         """Of the kernels that are not known those that may stay so, the surest first."""
-        unknown = {known_as(k): k for k in kernels if not self.timer.knows(k)} if self.policy.share else {}
+        unknown = {known_as(k): k for k in kernels if self.timer.lookup(k) is None} if self.policy.share else {}
         if not unknown or (model := self._learned()) is None:
             return {}
         predictions = dict(zip(unknown, model.predict([(self._of(k), k.cold) for k in unknown.values()]), strict=True))

@@ -17,10 +17,12 @@ from rlflow_tvm.cost.learned import Prediction
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.memory import peak_bytes
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
+from rlflow_tvm.cost.rpc import RpcDevices
 from rlflow_tvm.cost.temperature import Temperatures
 from rlflow_tvm.cost.timer import KernelTimer, known_as
 from rlflow_tvm.cost.tuned import TunedSchedules
 from rlflow_tvm.dataflow import Dataflow
+from rlflow_tvm.errors import CostError
 from rlflow_tvm.kernels import BY_SHAPE, Choices, Kernel, Lowering
 
 
@@ -56,7 +58,7 @@ class CostModel:
     `policy` says how far costs may rest on predictions; by default all is measured.
     Modules are best given in the working form (`rlflow_tvm.ir.detach`): hashing the bound form reads all weights.
     A context manager; `close` ends the measuring worker (the database stays open). Give `timer` to share one: it is
-    then not closed here.
+    then not closed here. With `remote` kernels are measured on those machines, which `target` describes.
     """
 
     def __init__(
@@ -66,9 +68,10 @@ class CostModel:
         *,
         timer: KernelTimer | None = None,
         policy: PredictionPolicy = MEASURED,
+        remote: RpcDevices | None = None,
     ) -> None:
         self.target = target
-        self.timer = timer if timer is not None else KernelTimer(target, database)
+        self.timer = timer if timer is not None else KernelTimer(target, database, remote=remote)
         self._owns_timer = timer is None
         self.asked = 0
         """Calls of `cost`."""
@@ -134,8 +137,14 @@ class CostModel:
     def end_to_end(self, mod: tvm.IRModule) -> float:
         """Seconds of one run of `mod` (bound form) as a whole, built with what was chosen here; median of some rounds.
 
-        CostError where it cannot be linked or run.
+        CostError where it cannot be linked or run, or where kernels are measured on other machines: a model as a whole
+        runs here only.
         """
+        if self.timer.remote is not None:
+            raise CostError(
+                f"models as a whole are not timed on RPC machines (key {self.timer.remote.key!r}), only kernels are: "
+                "measure without --rpc, or price by kernels"
+            )
         return measure_module(mod, self.target, choices=self.choices).run_secs
 
     def close(self) -> None:

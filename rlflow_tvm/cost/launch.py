@@ -6,7 +6,7 @@ import numpy as np
 import tvm
 from tvm import relax, s_tir, te
 
-from rlflow_tvm.cost.machine import device_of
+from rlflow_tvm.cost.place import Place
 
 _SHORT = 16
 _LONG = 272
@@ -14,14 +14,14 @@ _CALLS = 10
 _REPEATS = 15
 
 
-def measure_launch(target: tvm.target.Target) -> list[float]:
+def measure_launch(target: tvm.target.Target, place: Place) -> list[float]:
     """Seconds of one launch, one sample per repetition.
 
     Chains of `_SHORT` and `_LONG` kernels of 16 additions each run in the VM in turn; the difference of their times
     over that of their lengths is a launch with the allocation of its output, free of the VM's fixed cost.
     """
-    chains = {length: _chain(length, target) for length in (_SHORT, _LONG)}
-    device = device_of(target)
+    device = place.device
+    chains = {length: relax.VirtualMachine(place.load(_chain(length, target)), device) for length in (_SHORT, _LONG)}
     start = tvm.runtime.tensor(np.zeros(16, "float32"), device)
     samples = []
     for _ in range(_REPEATS):
@@ -33,7 +33,7 @@ def measure_launch(target: tvm.target.Target) -> list[float]:
     return samples
 
 
-def _chain(length: int, target: tvm.target.Target) -> relax.VirtualMachine:
+def _chain(length: int, target: tvm.target.Target) -> tvm.runtime.Executable:
     builder = relax.BlockBuilder()
     value = relax.Var("x", relax.TensorType((16,), "float32"))
     params = [value]
@@ -47,8 +47,7 @@ def _chain(length: int, target: tvm.target.Target) -> relax.VirtualMachine:
     if target.kind.name != "llvm":
         with target:
             mod = s_tir.transform.DefaultGPUSchedule()(mod)
-    executable = tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("default_build"))
-    return relax.VirtualMachine(executable, device_of(target))
+    return tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("default_build"))
 
 
 def _increment(x: te.Tensor) -> te.Tensor:

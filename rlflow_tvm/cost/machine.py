@@ -17,10 +17,11 @@ _CPUINFO = Path("/proc/cpuinfo")
 _CPUINFO_FIELDS = ("model name", "CPU implementer", "CPU part", "cpu model", "uarch")
 
 
-def target_key(target: Target) -> str:
+def target_key(target: Target, rpc_key: str | None = None) -> str:
     """A stable string of kind, mcpu, mattr and cores of `target` and of the processor this runs on.
 
-    The host's name is in it because two machines may compile for the same `mcpu` and yet run at other speeds.
+    The host's name is in it because two machines may compile for the same `mcpu` and yet run at other speeds. The name
+    of other machines is the key under which a tracker lists them.
     """
     attrs = target.attrs
     # A feature list means the same in any order, so it is sorted.
@@ -32,8 +33,8 @@ def target_key(target: Target) -> str:
         "mattr": mattr,
         "mtriple": str(attrs.get("mtriple", "")),
         "num-cores": str(attrs.get("num-cores", "")),
-        "device": str(device_of(target).device_name) if target.kind.name != "llvm" else "",
-        "host": cpu_model(),
+        "device": str(device_of(target).device_name) if target.kind.name != "llvm" and rpc_key is None else "",
+        "host": cpu_model() if rpc_key is None else f"rpc:{rpc_key}",
     }
     return ";".join(f"{name}={value}" for name, value in fields.items() if value)
 
@@ -49,6 +50,15 @@ def check_device(target: Target) -> None:
         raise CostError(
             f"kernels for {target.kind.name} cannot be timed here, as there is no such device: "
             "use a machine that has one, or target llvm"
+        )
+
+
+def check_remote(target: Target) -> None:
+    """CostError where `target` does not say how many cores other machines have: this one's number is not theirs."""
+    if not (target if target.kind.name == "llvm" else target.host).attrs.get("num-cores"):
+        raise CostError(
+            f'target {target} does not say how many cores the RPC machines have: give it "num-cores", '
+            'as in {"kind": "llvm", "mcpu": "znver4", "num-cores": 8}'
         )
 
 

@@ -7,7 +7,8 @@ import tvm
 from tvm import s_tir, te
 from tvm.target import Target
 
-from rlflow_tvm.cost.machine import cores, device_of
+from rlflow_tvm.cost.machine import cores
+from rlflow_tvm.cost.place import Place, processor_of
 
 _ROWS, _DEPTH, _WIDTH, _VECTOR = 32, 1024, 128, 16  # about a tenth of a millisecond, its operands in private caches
 _RUNS = 5
@@ -17,13 +18,13 @@ _FIRST = 10  # times, before the first answer
 class Reference:
     """A product on every core, timed when asked for. On a GPU its host's."""
 
-    def __init__(self, target: Target) -> None:
-        host = target if target.kind.name == "llvm" else target.host
+    def __init__(self, target: Target, place: Place) -> None:
+        host = processor_of(target)
         parts = cores(host)
-        module = tvm.compile(_product(parts), target=host).jit()
-        self._time = module.time_evaluator("main", device_of(host), number=1, repeat=_RUNS)
+        module = place.load(tvm.compile(_product(parts), target=host))
+        self._time = module.time_evaluator("main", place.processor, number=1, repeat=_RUNS)
         shapes = (parts, _ROWS, _DEPTH), (_DEPTH, _WIDTH), (parts, _ROWS, _WIDTH)
-        self._operands = [tvm.runtime.tensor(np.ones(shape, "float32")) for shape in shapes]
+        self._operands = [tvm.runtime.tensor(np.ones(shape, "float32"), place.processor) for shape in shapes]
         self._best = min(self._secs() for _ in range(_FIRST))
 
     def slowdown(self) -> float:

@@ -1,8 +1,9 @@
-"""Seconds for kernels: from memory, from the database, else measured in a worker process."""
+"""Seconds for kernels: from memory, from the database, else measured, here or on other machines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Protocol, Self
 
 import tvm
@@ -10,22 +11,18 @@ from tvm import tirx
 
 from rlflow_tvm.cost.database import KernelDatabase
 from rlflow_tvm.cost.features import kernel_features
-from rlflow_tvm.cost.machine import check_device, cores, target_key
+from rlflow_tvm.cost.kernel_worker import Answer, LocalWorkers, Request, Workers
+from rlflow_tvm.cost.machine import check_device, check_remote, target_key
 from rlflow_tvm.cost.measurement import Measurement
-from rlflow_tvm.cost.worker_process import (
-    WorkerCrashError,
-    WorkerKilledError,
-    WorkerProcess,
-    WorkerTimeoutError,
-)
+from rlflow_tvm.cost.remote import RemoteWorkers
+from rlflow_tvm.cost.rpc import RpcDevices
 from rlflow_tvm.errors import CostError
 
 DEFAULT_SCHEDULE = "rlflow_tvm.kernels:schedule_kernel"
 LAUNCH_KEY = "launch-overhead"  # reserved: no structural hash looks like this
 _LAUNCH_VERSION = "1"
 _METHOD = 2  # of measuring: part of the version, as times of different methods are not to be added up
-_WORKER = "rlflow_tvm.cost.worker"
-_START_LIMIT_SECS = 120.0
+_TRIES = 2  # a busy machine makes timeouts too: what is remembered for good has happened twice
 _LAUNCH_LIMIT_SECS = 60.0
 
 
@@ -43,16 +40,18 @@ class MeasurableKernel(Protocol):
 
 
 class KernelTimer:
-    """Measures kernels one after the other in a worker process that has the machine's cores to itself.
+    """Measures kernels: one after the other in a worker process that has the machine's cores to itself, or, with
+    `remote`, on all the machines that these are, at once.
 
     The worker schedules the kernel with `schedule` ("module:function" of (PrimFunc, Target)), builds it, and times it
     with its operands as warm as the kernel says. What is known already, from memory or `database`, is not measured
     again; a kernel that failed is not tried again either, unless its worker was killed (SIGKILL), which is not stored.
-    What an earlier process measured while the machine was disturbed is measured once more. A kernel that takes too
-    long, or whose worker is killed, has a second try. `version` names what the times depend on beside kernel and
-    target: by default the kernel pipeline's version, for another `schedule` that function's name. `timeout_secs`
-    bounds building and running of one kernel together. A context manager; `close` ends the worker.
-    Not for use from several threads. CostError at construction for a GPU's target on a machine without one.
+    A kernel that takes too long, or whose worker is killed, has a second try, as has one whose server is lost: the
+    second that it takes is a "crash". `version` names what the times depend on beside kernel and target: by default
+    the kernel pipeline's version, for another `schedule` that function's name. `timeout_secs` bounds building, sending
+    and running of one kernel together. A context manager; `close` ends the workers. Not for use from several threads.
+    CostError at construction for a GPU's target on a machine without one; with `remote`, for a target that does not
+    say how many cores the machines have.
     """
 
     def __init__(
@@ -63,44 +62,50 @@ class KernelTimer:
         *,
         schedule: str = DEFAULT_SCHEDULE,
         version: str | None = None,
+        remote: RpcDevices | None = None,
     ) -> None:
-        check_device(target)
+        if remote is None:
+            check_device(target)
+        else:
+            check_remote(target)
         self.target = target
-        self.target_key = target_key(target)
+        self.remote = remote
+        self.target_key = target_key(target, remote.key if remote is not None else None)
         self.database = database
         self.timeout_secs = timeout_secs
         self.schedule = schedule
         self.version = version if version is not None else _version_of(schedule)
         self.measured = 0
-        """Kernels measured in the worker so far (the rest came from memory or the database)."""
+        """Kernels measured so far (the rest came from memory or the database)."""
         self._known: dict[str, Measurement] = {}
-        self._fresh: set[str] = set()
         self._described: set[str] = set()
         self._launch: Measurement | None = None
-        self._worker = WorkerProcess(_WORKER, cores(target))
+        self._workers: Workers = (
+            LocalWorkers(target, schedule) if remote is None else RemoteWorkers(remote, target, schedule)
+        )
 
     def measure(
         self, kernels: Sequence[MeasurableKernel], on_progress: Callable[[int, int], None] | None = None
     ) -> list[Measurement]:
         """A measurement for each of `kernels`, in their order; errors are among them as values.
 
-        `on_progress(done, total)` is called after each kernel that had to be measured, `total` being their number.
-        CostError when the worker cannot be started.
+        `on_progress(done, total)` is called after each kernel that had to be measured, `total` being their number; what
+        came before an error is kept. CostError when the worker cannot be started, or there is no other machine (left).
         """
-        todo = {known_as(kernel): kernel for kernel in kernels if not self.knows(kernel)}
-        for done, (key, kernel) in enumerate(todo.items(), start=1):
-            try:
-                measurement = self._measure(kernel)
+        todo = {known_as(kernel): kernel for kernel in kernels if self.lookup(kernel) is None}
+        keys = list(todo)
+        requests = [_request(kernel.func, kernel.cold) for kernel in todo.values()]
+        with closing(self._workers.answers(requests, self.timeout_secs, _TRIES)) as answers:
+            for done, (number, answer) in enumerate(answers, start=1):
+                key, measurement = keys[number], _measurement(answer)
                 if measurement.ok:
-                    self._store_kernel(kernel)
-                self._store(key, self.version, measurement)
-            except WorkerKilledError as error:  # nothing that the kernel did: the next process tries again
-                measurement = Measurement(error=str(error), error_kind="crash")
-            self.measured += 1
-            self._known[key] = measurement
-            self._fresh.add(key)
-            if on_progress is not None:
-                on_progress(done, len(todo))
+                    self._store_kernel(todo[key])
+                if "passing" not in answer:  # nothing that the kernel did: the next process tries again
+                    self._store(key, self.version, measurement)
+                self.measured += 1
+                self._known[key] = measurement
+                if on_progress is not None:
+                    on_progress(done, len(todo))
         return [self._known[known_as(kernel)] for kernel in kernels]
 
     def lookup(self, kernel: MeasurableKernel) -> Measurement | None:
@@ -112,35 +117,20 @@ class KernelTimer:
                 self._known[key] = stored
         return self._known.get(key)
 
-    def knows(self, kernel: MeasurableKernel) -> bool:
-        """Whether `measure` has an answer at once: not where an earlier process measured on a disturbed machine."""
-        known = self.lookup(kernel)
-        return known is not None and (not known.disturbed or known_as(kernel) in self._fresh)
-
     def time(self, func: tirx.PrimFunc, limit_secs: float | None = None, cold: str = "") -> Measurement:
         """Measure `func` (scheduled by the worker, unless it carries `tirx.is_scheduled`); nothing is remembered.
 
         `cold` as in `Kernel`.
         """
-        try:
-            request = {"op": "measure", "func": tvm.ir.save_json(func), "cold": cold}
-            return self._ask(request, limit_secs or self.timeout_secs)
-        except WorkerKilledError as error:
-            return Measurement(error=str(error), error_kind="crash")
+        return self._ask(_request(func, cold), limit_secs or self.timeout_secs)
 
     def difference(self, func: tirx.PrimFunc, other: tirx.PrimFunc) -> float | None:
         """Greatest difference between what the two write on the same inputs, as a share of `func`'s range.
 
         Both as in `time`. None where one of them fails.
         """
-        try:
-            answer = self._answer(
-                {"op": "difference", "func": tvm.ir.save_json(func), "other": tvm.ir.save_json(other)},
-                self.timeout_secs,
-            )
-        except (WorkerTimeoutError, WorkerCrashError):
-            return None
-        return answer.get("difference")
+        request = {"op": "difference", "func": tvm.ir.save_json(func), "other": tvm.ir.save_json(other)}
+        return self._answer(request, self.timeout_secs).get("difference")
 
     def launch_secs(self) -> float:
         """Seconds that launching one kernel costs in the Relax VM beside its own run time; measured once per target.
@@ -150,14 +140,11 @@ class KernelTimer:
         if self._launch is None and self.database is not None:
             self._launch = self.database.get(LAUNCH_KEY, self.target_key, _LAUNCH_VERSION)
         if self._launch is None:
-            try:
-                measurement = self._ask({"op": "launch"}, _LAUNCH_LIMIT_SECS)
-            except WorkerKilledError as error:
-                measurement = Measurement(error=str(error), error_kind="crash")
+            measurement = self._ask({"op": "launch"}, _LAUNCH_LIMIT_SECS)
             if measurement.run_secs is None:
                 raise CostError(
                     f"the launch overhead could not be measured for {self.target_key} ({measurement.error}): "
-                    "try again, and check that the target is this machine's"
+                    "try again, and check that the target is that of the machine"
                 )
             self._store(LAUNCH_KEY, _LAUNCH_VERSION, measurement)
             self._launch = measurement
@@ -165,8 +152,8 @@ class KernelTimer:
         return self._launch.run_secs
 
     def close(self) -> None:
-        """End the worker; the database stays open, it belongs to the caller. The timer may be used again."""
-        self._worker.kill()
+        """End the workers; the database stays open, it belongs to the caller. The timer may be used again."""
+        self._workers.close()
 
     def __enter__(self) -> Self:
         return self
@@ -174,41 +161,12 @@ class KernelTimer:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _measure(self, kernel: MeasurableKernel) -> Measurement:
-        request = {"op": "measure", "func": tvm.ir.save_json(kernel.func), "cold": kernel.cold}
-        try:
-            first = self._ask(request, self.timeout_secs)
-        except WorkerKilledError:
-            return self._ask(request, self.timeout_secs)
-        # a busy machine makes timeouts too: what is remembered for good has happened twice
-        return self._ask(request, self.timeout_secs) if first.error_kind == "timeout" else first
+    def _ask(self, request: Request, limit_secs: float) -> Measurement:
+        return _measurement(self._answer(request, limit_secs))
 
-    def _ask(self, request: dict, limit_secs: float) -> Measurement:
-        """The answer as a measurement. WorkerKilledError if somebody killed the worker."""
-        try:
-            answer = self._answer(request, limit_secs)
-        except WorkerTimeoutError as error:
-            return Measurement(error=str(error), error_kind="timeout")
-        except WorkerKilledError:
-            raise
-        except WorkerCrashError as error:
-            return Measurement(error=str(error), error_kind="crash")
-        return Measurement(**answer)
-
-    def _answer(self, request: dict, limit_secs: float) -> dict:
-        if not self._worker.running:
-            self._start()
-        return self._worker.call({**request, "limit_secs": limit_secs}, limit_secs)
-
-    def _start(self) -> None:
-        request = {"op": "start", "target": tvm.ir.save_json(self.target), "schedule": self.schedule}
-        try:
-            self._worker.call(request, _START_LIMIT_SECS)
-        except (WorkerCrashError, WorkerTimeoutError) as error:
-            raise CostError(
-                f"the measuring worker cannot use schedule {self.schedule!r} and target {self.target} ({error}): "
-                'give the schedule as "module:function", importable in a new process'
-            ) from error
+    def _answer(self, request: Request, limit_secs: float) -> Answer:
+        ((_number, answer),) = self._workers.answers([request], limit_secs)
+        return answer
 
     def _store_kernel(self, kernel: MeasurableKernel) -> None:
         """What a model of costs learns from, beside the times."""
@@ -224,6 +182,14 @@ class KernelTimer:
 def known_as(kernel: MeasurableKernel) -> str:
     """What a measurement of `kernel` is kept under: its key and its operands' temperatures."""
     return f"{kernel.key}/{kernel.cold}" if kernel.cold else kernel.key
+
+
+def _request(func: tirx.PrimFunc, cold: str) -> Request:
+    return {"op": "measure", "func": tvm.ir.save_json(func), "cold": cold}
+
+
+def _measurement(answer: Answer) -> Measurement:
+    return Measurement(**{name: value for name, value in answer.items() if name != "passing"})
 
 
 def _version_of(schedule: str) -> str:

@@ -1,11 +1,13 @@
-"""The measuring worker's side: builds and times one kernel at a time. Runs in its own process (see `worker_process`).
+"""The measuring worker's side: builds one kernel at a time and has it timed, here or on a server of TVM's RPC.
 
-Requests are JSON objects with an "op":
-- "start": `target` (TVM JSON), `schedule` ("module:function"): once, first
-- "measure": `func` (TVM JSON of an unscheduled PrimFunc), `cold` (as in `Caches`), `limit_secs`
+Runs in its own process (see `worker_process`). Requests are JSON objects with an "op":
+- "start": `target` (TVM JSON), `schedule` ("module:function"), `remote` (null, or the fields of `RpcDevices`): first
+- "open": `wait_secs`: have a server's session, for a worker with `remote`; before each of the following
+- "measure": `func` (TVM JSON of an unscheduled PrimFunc), `cold` (as in `Kernel`), `limit_secs`
 - "difference": `func`, `other` (as in "measure", the same parameters), `limit_secs`: do both write the same?
 - "launch": seconds of one kernel launch in the Relax VM, `limit_secs`
-Answers: {"run_secs", "repeats", "spread", "slowdown"}, {"difference"} or {"error", "error_kind"}.
+Answers: {"run_secs", "repeats", "spread", "slowdown"}, {"difference"}, {"error", "error_kind"}, {"lost"} (why the
+session, if any, is gone), or nothing.
 """
 
 from __future__ import annotations
@@ -13,37 +15,17 @@ from __future__ import annotations
 import gc
 import json
 import signal
-import time
-from collections.abc import Callable
-from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
 import tvm
-from tvm import tirx
 
-from rlflow_tvm.cost.caches import Caches
-from rlflow_tvm.cost.launch import measure_launch
-from rlflow_tvm.cost.machine import device_of
-from rlflow_tvm.cost.measurement import DISTURBED
-from rlflow_tvm.cost.metrics import kernel_buffers
-from rlflow_tvm.cost.operands import plain_array
-from rlflow_tvm.cost.reference import Reference
-from rlflow_tvm.kernels import tir_pipeline
-
-_ENTRY = "kernel"
-# Runs are repeated until they have taken this long, preparing the caches included, within these bounds. The median of
-# five cold runs of a small kernel varies by a few per cent, that of fifty hardly; slow kernels vary less.
-_BUDGET_SECS = 0.3
-_MIN_REPEATS = 7
-_MAX_REPEATS = 50
-_SLOW_SECS = 0.4
-_SLOW_REPEATS = 2
-_VERY_SLOW_SECS = 2.0
-_LAUNCH_TRIES = 3
-_TRIES = 3
-_PAUSE_SECS = 0.2  # between two, in which whatever disturbed may end
+from rlflow_tvm.cost.bench import Bench, schedule_named
+from rlflow_tvm.cost.caches import LocalCaches, SentCaches
+from rlflow_tvm.cost.place import Here
+from rlflow_tvm.cost.rpc import RpcDevices
+from rlflow_tvm.cost.session import IDLE_SECS, Session, SessionLostError
+from rlflow_tvm.errors import CostError
 
 
 def serve(connection: Connection) -> None:
@@ -52,128 +34,88 @@ def serve(connection: Connection) -> None:
     worker: _Worker | None = None
     while True:
         try:
+            if not connection.poll(IDLE_SECS) and worker is not None:
+                worker.release()
             request = json.loads(connection.recv_bytes())
         except EOFError:
             return
         if request["op"] == "start":
-            worker = _Worker(request["target"], request["schedule"])
+            worker = _Worker(request)
             answer: dict[str, Any] = {}
         else:
             assert worker is not None, "the first request must be start"
-            answer = worker.answer(request)
+            answer = worker.open(request["wait_secs"]) if request["op"] == "open" else worker.answer(request)
         connection.send_bytes(json.dumps(answer).encode())
 
 
 class _Worker:
-    def __init__(self, target: str, schedule: str) -> None:
-        self.target = tvm.ir.load_json(target)
-        self.device = device_of(self.target)
-        self.caches = Caches(self.target)
-        self.reference = Reference(self.target)
-        module, _, name = schedule.partition(":")
-        self.schedule: Callable[[tirx.PrimFunc, tvm.target.Target], tirx.PrimFunc] = getattr(
-            import_module(module), name
-        )
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.target = tvm.ir.load_json(request["target"])
+        self.schedule = schedule_named(request["schedule"])
+        self.remote = None if request["remote"] is None else RpcDevices(**request["remote"])
+        self.session: Session | None = None
+        self.bench: Bench | None = None
+        if self.remote is None:
+            self.bench = Bench(self.target, self.schedule, Here(self.target), LocalCaches(self.target))
+
+    def open(self, wait_secs: float) -> dict[str, Any]:
+        """See to it that there is a living session; the tracker may take `wait_secs` to hand out a server."""
+        assert self.remote is not None, "only a worker with devices has sessions"
+        if self.session is not None:
+            return self._lost()
+        try:
+            self.session = Session(self.remote, self.target, wait_secs)
+            caches = SentCaches(self.target, self.session.helpers)
+            self.bench = Bench(self.target, self.schedule, self.session, caches)
+            return {}
+        except Exception as error:  # noqa: BLE001  whatever TVM raises where a session ends or the target is not its
+            self.release()
+            return {"lost": str(error) if isinstance(error, CostError) else _one_line(error)}
+
+    def release(self) -> None:
+        """Give the server back, if there is one."""
+        if self.remote is not None:
+            self.session = self.bench = None
+            gc.collect()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Seconds, or the error."""
         # The parent's time limit does not hold if the parent itself is killed while a kernel hangs: then SIGALRM,
         # whose default action ends the process, sees to it. A parent that was merely stopped takes
-        # that for a timeout.
+        # that for a timeout. A server has an alarm of its own, sooner, as the next kernel waits for it.
         signal.setitimer(signal.ITIMER_REAL, 1.5 * request["limit_secs"] + 2.0)
-        kind = "build"
         try:
-            if request["op"] == "launch":
-                return _summary(_launch_samples(self.target))
-            func = tvm.ir.load_json(request["func"])
-            if request["op"] == "difference":
-                return {"difference": self._difference(func, tvm.ir.load_json(request["other"]))}
-            built = self._build(func)
-            kind = "run"
-            self.caches.cold = request["cold"]
-            return self._undisturbed(built, _arguments(func, self.device))
-        except Exception as error:  # noqa: BLE001  process boundary: whatever a kernel does wrong becomes a value
-            return {"error": _one_line(error), "error_kind": kind}
+            answer = self._lost(request["limit_secs"] + 1.0) or self._answer(request)
+            lost = self._lost()
+            return lost if "error" in answer and lost else answer
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             gc.collect()  # cycles (tracebacks) may hold the arguments, hundreds of megabytes of them
 
-    def _undisturbed(self, built: tvm.runtime.Module, arguments: list[tvm.runtime.Tensor]) -> dict[str, Any]:
-        """The summary of the first series in which the machine was not disturbed, or else of the least disturbed."""
-        best: dict[str, Any] = {}
-        for _ in range(_TRIES):
-            before = self.reference.slowdown()
-            found = _summary(_time(built, arguments, self.device, self.caches.name))
-            found["slowdown"] = max(before, self.reference.slowdown())
-            if not best or found["slowdown"] < best["slowdown"]:
-                best = found
-            if best["slowdown"] <= DISTURBED:
-                break
-            time.sleep(_PAUSE_SECS)
-        return best
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self.bench is not None, "a worker with devices must be told to open"
+        kind = "build"
+        try:
+            if request["op"] == "launch":
+                return self.bench.launch()
+            func = tvm.ir.load_json(request["func"])
+            if request["op"] == "difference":
+                return {"difference": self.bench.difference(func, tvm.ir.load_json(request["other"]))}
+            built = self.bench.build(func)
+            kind = "run"
+            return self.bench.time(func, built, request["cold"])
+        except Exception as error:  # noqa: BLE001  process boundary: whatever a kernel does wrong becomes a value
+            return {"error": _one_line(error), "error_kind": kind}
 
-    def _build(self, func: tirx.PrimFunc) -> tvm.runtime.Module:
-        scheduled = self.schedule(func, self.target).with_attr("global_symbol", _ENTRY)
-        module = tvm.IRModule({_ENTRY: scheduled})
-        return tvm.compile(module, target=self.target, tir_pipeline=tir_pipeline(self.target)).jit()
-
-    def _difference(self, func: tirx.PrimFunc, other: tirx.PrimFunc) -> float:
-        """Greatest difference of a value in any buffer after a run of either, as a share of the buffer's range."""
-        after = []
-        for each in (func, other):
-            arguments = _arguments(func, self.device)
-            self._build(each)[_ENTRY](*arguments)
-            after.append([argument.numpy().astype("float64") for argument in arguments])
-        shares = [
-            float(np.abs(a - b).max()) / max(float(np.ptp(a)), 1e-30) for a, b in zip(*after, strict=True) if a.size
-        ]
-        return max(shares) if np.isfinite(shares).all() else float("inf")
-
-
-def _time(
-    module: tvm.runtime.Module, arguments: list[tvm.runtime.Tensor], device: tvm.runtime.Device, prepare: str
-) -> list[float]:
-    """Seconds of each timed run: one call a run, `prepare` (a global function) called before each.
-
-    Each evaluator makes one run before it starts to time (lazy loading, waking the thread pool).
-    """
-
-    def evaluator(repeats: int) -> Callable[..., Any]:
-        return module.time_evaluator(_ENTRY, device, number=1, repeat=repeats, f_preproc=prepare)
-
-    once = evaluator(1)  # LLVM generates the code here
-    started = time.perf_counter()
-    samples = list(once(*arguments).results)
-    wall = (time.perf_counter() - started) / 2
-    if wall > _VERY_SLOW_SECS:
-        return samples
-    if wall > _SLOW_SECS:
-        return samples + list(evaluator(_SLOW_REPEATS)(*arguments).results)
-    repeats = min(max(int(_BUDGET_SECS / wall), _MIN_REPEATS), _MAX_REPEATS)
-    return list(evaluator(repeats)(*arguments).results)
-
-
-def _launch_samples(target: tvm.target.Target) -> list[float]:
-    """Seconds of one launch: differences of times, which noise can make negative. Then once more, and in the end
-    without those."""
-    samples: list[float] = []
-    for _ in range(_LAUNCH_TRIES):
-        samples += measure_launch(target)
-        if np.median(samples) > 0:
-            return samples
-    return [secs for secs in samples if secs > 0] or samples
-
-
-def _summary(samples: list[float]) -> dict[str, Any]:
-    low, median, high = np.percentile(samples, [25, 50, 75])
-    if median <= 0:
-        raise ValueError(f"the clock gave {median} s for a run")
-    return {"run_secs": float(median), "repeats": len(samples), "spread": float((high - low) / median)}
-
-
-def _arguments(func: tirx.PrimFunc, device: tvm.runtime.Device) -> list[tvm.runtime.Tensor]:
-    """Inputs and outputs for `func`."""
-    return [tvm.runtime.tensor(plain_array(shape, dtype), device) for shape, dtype in kernel_buffers(func)]
+    def _lost(self, limit_secs: float = 3 * IDLE_SECS) -> dict[str, Any]:
+        """Whether there should be a session and is none; one that lives ends after so long without a request."""
+        try:
+            if self.session is not None:
+                self.session.check(limit_secs)
+            return {}
+        except SessionLostError as error:
+            self.release()
+            return {"lost": str(error)}
 
 
 def _one_line(error: Exception) -> str:

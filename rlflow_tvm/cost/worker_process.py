@@ -93,6 +93,12 @@ class WorkerProcess:
             self._stderr.close()
             self._stderr = None
 
+    def interrupt(self) -> None:
+        """End the process while another thread is in `call`, which then raises `WorkerKilledError`."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def _start(self) -> None:
         ours, theirs = Pipe()
         environment = {

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from fake_workers import workers_by
 from tvm import te, tirx
 
-from rlflow_tvm.cost import KernelDatabase, KernelTimer, Measurement, target_key
+from rlflow_tvm.cost import KernelDatabase, KernelTimer, target_key, timer
 from rlflow_tvm.evaluation import Score
 from rlflow_tvm.kernels import Kernel, as_target
 
@@ -23,12 +24,11 @@ def filled(tmp_path_factory):
     """A database as a search leaves it, of times that follow the products' sizes."""
     path = tmp_path_factory.mktemp("cost") / "kernels.sqlite"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KernelTimer, "_measure", lambda self, kernel: Measurement(run_secs=secs[kernel.key], repeats=7))
+        patch.setattr(timer, "LocalWorkers", workers_by(lambda features, _cold: 1e-8 * features["flops"]))
         sizes = [(n, k) for n in range(2, 12) for k in range(3, 13)]
         kernels = [Kernel(product(n, k), f"{n},{k}", "matmul", 1, "000") for n, k in sizes]
-        secs = {kernel.key: 1e-6 * n * k for kernel, (n, k) in zip(kernels, sizes, strict=True)}
-        with KernelDatabase(path) as database, KernelTimer(as_target(None), database) as timer:
-            timer.measure(kernels)
+        with KernelDatabase(path) as database, KernelTimer(as_target(None), database) as opened:
+            opened.measure(kernels)
     return path
 
 

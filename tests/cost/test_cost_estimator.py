@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 from cost_kernels import add, matmul, two_layers
+from fake_workers import workers_by
 from test_cost_learned import law
 
 from rlflow_tvm.cost import (
@@ -32,11 +33,9 @@ ALL = PredictionPolicy(share=1.0, deviation=10.0)
 class LawTimer(KernelTimer):
     """Kernels take what a law says; nothing runs."""
 
-    def _measure(self, kernel):
-        return Measurement(run_secs=law(kernel_features(kernel.func), kernel.cold), repeats=7, spread=0.0)
-
-    def launch_secs(self):
-        return 1e-7
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
+        self._workers = workers_by(law)()
 
 
 def kernels(count: int, seed: int) -> list[Kernel]:

@@ -119,7 +119,7 @@ def test_holdings(tmp_path):
         held.put("a", "t", "2", GOOD)
         held.put_tuned("a", "t", "1", TunedRow(None, None, None, 16))
         held.check()
-        by_version = {h.version: (h.measured, h.failed, h.disturbed, h.tuned) for h in held.holdings(1.15)}
+        by_version = {h.version: (h.measured, h.failed, h.disturbed, h.tuned) for h in held.holdings()}
     assert by_version == {"1": (3, 1, 1, 1), "2": (1, 0, 0, 0)}
 
 
@@ -131,11 +131,20 @@ def test_samples_are_the_successes_that_have_features(tmp_path):
         held.put("c", "t", "1", secs(3.0))
         held.put("d", "t", "1", secs(4.0))
         held.put("a/01", "other", "1", secs(9.0))
-        for key in "abc":
+        held.put("e", "t", "1", secs(5.0, slowdown=1.5))
+        for key in "abce":
             held.put_kernel(key, "add", {"flops": 1.0})
         assert [(key, cold, run) for key, _, cold, run in held.samples("t", "1")] == [
             ("a", "01", 1.0), ("a", "11", 2.0), ("c", "", 3.0),
         ]  # fmt: skip
+        assert held.sample_count("t", "1") == 3
+
+
+def test_what_a_disturbed_machine_measured_can_be_forgotten(tmp_path):
+    ours = database(tmp_path / "k.sqlite", {"a": secs(1.0, slowdown=1.01), "b": secs(1.0, slowdown=1.5), "c": BAD})
+    assert command("forget", "--database", ours).stdout == "1 measurements dropped\n"
+    with KernelDatabase(ours) as held:
+        assert [key for (key,) in held.rows(["kernel"])] == ["a", "c"]
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ from small_models import MODELS, TARGET
 from tvm import relax
 
 from rlflow_tvm.cost import CostModel, Temperatures
-from rlflow_tvm.cost.caches import Caches
+from rlflow_tvm.cost.caches import Caches, LocalCaches, SentCaches, helpers
 from rlflow_tvm.cost.temperature import _Storages, megabytes, operand_temperatures, private_bytes
 from rlflow_tvm.ir import detach
 from rlflow_tvm.kernels import Launch, Launches, Lowering
@@ -132,9 +132,16 @@ def test_one_kernel_at_two_temperatures_is_measured_twice(target, timer):
     assert near.run_secs > 0
 
 
-def test_preparing_the_caches_leaves_operands_as_they_were():
-    target = tvm.target.Target({"kind": "llvm", "num-cores": 2})
-    caches = Caches(target)
+@pytest.fixture(params=["local", "sent"])
+def caches(request, target, tmp_path) -> Caches:
+    if request.param == "local":
+        return LocalCaches(target)
+    library = tmp_path / "helpers.so"
+    library.write_bytes(helpers(target))
+    return SentCaches(target, tvm.runtime.load_module(str(library)))
+
+
+def test_preparing_the_caches_leaves_operands_as_they_were(caches):
     prepare = tvm_ffi.get_global_func(caches.name)
     rng = np.random.default_rng(0)
     arrays = [
@@ -147,7 +154,7 @@ def test_preparing_the_caches_leaves_operands_as_they_were():
     ]
     tensors = [tvm.runtime.tensor(array) for array in arrays]
     for cold in ("", "012012", "000000", "222222"):
-        caches.cold = cold
+        caches.set(cold)
         prepare(*tensors)
         for array, tensor in zip(arrays, tensors, strict=True):
             np.testing.assert_array_equal(tensor.numpy(), array)

@@ -13,8 +13,9 @@ import pytest
 import tvm
 from cost_kernels import SCHEDULE, FakeKernel, add, endless, far_read, gather, matmul
 
-from rlflow_tvm.cost import KernelDatabase, KernelTimer, Measurement, target_key, worker
+from rlflow_tvm.cost import KernelDatabase, KernelTimer, Measurement, bench, target_key
 from rlflow_tvm.cost.machine import cores, cpu_model
+from rlflow_tvm.cost.place import Here
 from rlflow_tvm.cost.timer import LAUNCH_KEY
 from rlflow_tvm.errors import CostError
 
@@ -116,7 +117,7 @@ def test_worker_has_its_threads_and_no_torch(target):
 def test_a_killed_worker_is_replaced(target):
     with KernelTimer(target, schedule=SCHEDULE) as timer:
         assert timer.measure([FakeKernel(add(4), "a")])[0].ok
-        process = timer._worker._process
+        process = timer._workers._worker.process._process
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         assert timer.measure([FakeKernel(add(5), "b")])[0].ok
@@ -149,10 +150,10 @@ def test_a_launch_that_cannot_be_measured_is_tried_again(target, monkeypatch):
 
 def test_negative_launches_are_noise(target, monkeypatch):
     rounds = [[-1.0, -2.0, 3.0], [-1.0, 4.0], [-5.0]]
-    monkeypatch.setattr(worker, "measure_launch", lambda _: rounds.pop(0))
-    assert worker._launch_samples(target) == [3.0, 4.0]
+    monkeypatch.setattr(bench, "measure_launch", lambda *_: rounds.pop(0))
+    assert bench._launch_samples(target, Here(target)) == [3.0, 4.0]
     rounds = [[-1.0, -2.0], [1.0, 2.0, 3.0]]
-    assert worker._launch_samples(target) == [-1.0, -2.0, 1.0, 2.0, 3.0]
+    assert bench._launch_samples(target, Here(target)) == [-1.0, -2.0, 1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize("kernel", ["add(4)", "endless"], ids=["idle", "hanging"])
@@ -165,7 +166,7 @@ def test_no_worker_is_left_behind(kernel):
         "target = tvm.target.Target({'kind': 'llvm', 'num-cores': 1})\n"
         "timer = KernelTimer(target, schedule=SCHEDULE, timeout_secs=2.0)\n"
         "timer.measure([FakeKernel(add(5), 'first')])\n"
-        "print(timer._worker._process.pid, flush=True)\n"
+        "print(timer._workers._worker.process._process.pid, flush=True)\n"
         f"timer.measure([FakeKernel({kernel}, 'second')])\n"
         "print('measured', flush=True)\n"
         "import time; time.sleep(600)\n"

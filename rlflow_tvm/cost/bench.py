@@ -1,0 +1,142 @@
+"""Building and timing kernels, one at a time, in a place that has nothing else to do meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import tirx
+from tvm.target import Target
+
+from rlflow_tvm.cost.caches import Caches
+from rlflow_tvm.cost.launch import measure_launch
+from rlflow_tvm.cost.measurement import DISTURBED
+from rlflow_tvm.cost.metrics import kernel_buffers
+from rlflow_tvm.cost.operands import plain_array
+from rlflow_tvm.cost.place import Place
+from rlflow_tvm.cost.reference import Reference
+from rlflow_tvm.kernels import tir_pipeline
+
+_ENTRY = "kernel"
+# Runs are repeated until they have taken this long, preparing the caches included, within these bounds. The median of
+# five cold runs of a small kernel varies by a few per cent, that of fifty hardly; slow kernels vary less.
+_BUDGET_SECS = 0.3
+_MIN_REPEATS = 7
+_MAX_REPEATS = 50
+_SLOW_SECS = 0.4
+_SLOW_REPEATS = 2
+_VERY_SLOW_SECS = 2.0
+_LAUNCH_TRIES = 3
+_TRIES = 3
+_PAUSE_SECS = 0.2  # between two, in which whatever disturbed may end
+
+Schedule = Callable[[tirx.PrimFunc, Target], tirx.PrimFunc]
+
+
+def schedule_named(name: str) -> Schedule:
+    """The function that "module:function" names."""
+    module, _, function = name.partition(":")
+    return getattr(import_module(module), function)
+
+
+class Bench:
+    """Times kernels for `target`, scheduled by `schedule`, in `place`, of which `caches` are.
+
+    What goes wrong is raised as it is.
+    """
+
+    def __init__(self, target: Target, schedule: Schedule, place: Place, caches: Caches) -> None:
+        self._target = target
+        self._schedule = schedule
+        self._place = place
+        self._caches = caches
+        self._reference = Reference(target, place)
+
+    def build(self, func: tirx.PrimFunc) -> tvm.runtime.Module:
+        """`func`, scheduled unless it is already, and loaded."""
+        scheduled = self._schedule(func, self._target).with_attr("global_symbol", _ENTRY)
+        module = tvm.IRModule({_ENTRY: scheduled})
+        return self._place.load(tvm.compile(module, target=self._target, tir_pipeline=tir_pipeline(self._target)))
+
+    def time(self, func: tirx.PrimFunc, built: tvm.runtime.Module, cold: str) -> dict[str, Any]:
+        """Seconds of `built`, as a `Measurement` has them: of the first series in which the machine was not disturbed,
+        or else of the least disturbed. `cold` as in `Kernel`."""
+        arguments = self._arguments(func)
+        self._caches.set(cold)
+        best: dict[str, Any] = {}
+        for _ in range(_TRIES):
+            before = self._reference.slowdown()
+            found = _summary(_time(built, arguments, self._place.device, self._caches.name))
+            found["slowdown"] = max(before, self._reference.slowdown())
+            if not best or found["slowdown"] < best["slowdown"]:
+                best = found
+            if best["slowdown"] <= DISTURBED:
+                break
+            time.sleep(_PAUSE_SECS)
+        return best
+
+    def difference(self, func: tirx.PrimFunc, other: tirx.PrimFunc) -> float:
+        """Greatest difference of a value in any buffer after a run of either, as a share of the buffer's range."""
+        after = []
+        for each in (func, other):
+            arguments = self._arguments(func)
+            self.build(each)[_ENTRY](*arguments)
+            after.append([argument.numpy().astype("float64") for argument in arguments])
+        shares = [
+            float(np.abs(a - b).max()) / max(float(np.ptp(a)), 1e-30) for a, b in zip(*after, strict=True) if a.size
+        ]
+        return max(shares) if np.isfinite(shares).all() else float("inf")
+
+    def launch(self) -> dict[str, Any]:
+        """Seconds of one launch, as a `Measurement` has them."""
+        return _summary(_launch_samples(self._target, self._place))
+
+    def _arguments(self, func: tirx.PrimFunc) -> list[tvm.runtime.Tensor]:
+        """Inputs and outputs for `func`."""
+        device = self._place.device
+        return [tvm.runtime.tensor(plain_array(shape, dtype), device) for shape, dtype in kernel_buffers(func)]
+
+
+def _time(
+    module: tvm.runtime.Module, arguments: list[tvm.runtime.Tensor], device: tvm.runtime.Device, prepare: str
+) -> list[float]:
+    """Seconds of each timed run: one call a run, `prepare` (a global function) called before each.
+
+    Each evaluator makes one run before it starts to time (lazy loading, waking the thread pool).
+    """
+
+    def evaluator(repeats: int) -> Callable[..., Any]:
+        return module.time_evaluator(_ENTRY, device, number=1, repeat=repeats, f_preproc=prepare)
+
+    once = evaluator(1)  # LLVM generates the code here
+    started = time.perf_counter()
+    samples = list(once(*arguments).results)
+    wall = (time.perf_counter() - started) / 2
+    if wall > _VERY_SLOW_SECS:
+        return samples
+    if wall > _SLOW_SECS:
+        return samples + list(evaluator(_SLOW_REPEATS)(*arguments).results)
+    repeats = min(max(int(_BUDGET_SECS / wall), _MIN_REPEATS), _MAX_REPEATS)
+    return list(evaluator(repeats)(*arguments).results)
+
+
+def _launch_samples(target: Target, place: Place) -> list[float]:
+    """Seconds of one launch: differences of times, which noise can make negative. Then once more, and in the end
+    without those."""
+    samples: list[float] = []
+    for _ in range(_LAUNCH_TRIES):
+        samples += measure_launch(target, place)
+        if np.median(samples) > 0:
+            return samples
+    return [secs for secs in samples if secs > 0] or samples
+
+
+def _summary(samples: list[float]) -> dict[str, Any]:
+    low, median, high = np.percentile(samples, [25, 50, 75])
+    if median <= 0:
+        raise ValueError(f"the clock gave {median} s for a run")
+    return {"run_secs": float(median), "repeats": len(samples), "spread": float((high - low) / median)}

@@ -1,0 +1,48 @@
+"""Where kernels are timed: here, or in a session on another machine (`session.py`)."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, Protocol
+
+import tvm
+from tvm.target import Target
+
+from rlflow_tvm.cost.machine import device_of
+
+
+class Place(Protocol):
+    """A machine that runs what was built for it. `device`: what the target names; `processor`: its CPU."""
+
+    device: tvm.runtime.Device
+    processor: tvm.runtime.Device
+
+    def load(self, executable: tvm.runtime.Executable) -> tvm.runtime.Module:
+        """What `tvm.compile` made, loaded there."""
+
+
+class Here:
+    """This process."""
+
+    def __init__(self, target: Target) -> None:
+        self.device = device_of(target)
+        self.processor = tvm.cpu()
+
+    def load(self, executable: tvm.runtime.Executable) -> tvm.runtime.Module:
+        """As in `Place`."""
+        return executable.jit()
+
+
+def linked(executable: tvm.runtime.Executable, **options: Any) -> bytes:
+    """What `tvm.compile` made as a shared library, linked with the compiler that TVM finds, or CXX names; `options` as
+    `export_library` has them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "library.so"
+        executable.export_library(str(path), **options)
+        return path.read_bytes()
+
+
+def processor_of(target: Target) -> Target:
+    """The target of the processor that launches kernels for `target`: itself, or a GPU's host."""
+    return target if target.kind.name == "llvm" else target.host
