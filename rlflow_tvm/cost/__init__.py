@@ -18,7 +18,6 @@ from rlflow_tvm.cost.graph_cost import CostModel, GraphCost, graph_cost
 from rlflow_tvm.cost.learned import LEAST_SAMPLES, LearnedCost, Prediction, Sample
 from rlflow_tvm.cost.machine import target_key
 from rlflow_tvm.cost.measurement import Measurement
-from rlflow_tvm.cost.memory import peak_bytes
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
 from rlflow_tvm.cost.roofline import Roofline, export_peak, measure_roofline, peak_flops
 from rlflow_tvm.cost.rpc import RpcDevices
@@ -59,7 +58,6 @@ __all__ = [
     "measure_interleaved",
     "measure_module",
     "measure_roofline",
-    "peak_bytes",
     "peak_flops",
     "target_key",
     "tune",

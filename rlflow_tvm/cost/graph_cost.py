@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import tvm
 import tvm_ffi
@@ -15,7 +15,6 @@ from rlflow_tvm.cost.end_to_end import measure_module
 from rlflow_tvm.cost.estimator import MEASURED, KernelEstimator, PredictionPolicy
 from rlflow_tvm.cost.learned import Prediction
 from rlflow_tvm.cost.measurement import Measurement
-from rlflow_tvm.cost.memory import peak_bytes
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
 from rlflow_tvm.cost.rpc import RpcDevices
 from rlflow_tvm.cost.temperature import Temperatures
@@ -33,8 +32,7 @@ class GraphCost:
     `run_secs`: seconds, `launch_secs` included; infinite when a kernel could not be measured (`failed` names those).
     `launch_secs`: what launching takes beside the kernels' own times. `kernels`: number of launches.
     `flops`: floating-point operations. `bytes_moved`: the kernels' inputs and outputs, each element once.
-    `peak_bytes`: most bytes of inputs, outputs and intermediates alive at once (weights not counted); None from
-    `CostModel.cost`, which a search asks at each step: planning memory takes longer than all else; see `peak`.
+    `peak_bytes`: of inputs, outputs and intermediates, by TVM's own memory plan; weights are not counted.
     `predicted`: launches of which the time was not measured; `deviation_secs`: by how much those may be wrong together
     (the sum of their standard deviations). Work on weights alone is done once at compile time and is in none of these.
     """
@@ -44,7 +42,7 @@ class GraphCost:
     kernels: int
     flops: int
     bytes_moved: int
-    peak_bytes: int | None
+    peak_bytes: int
     failed: tuple[str, ...] = ()
     predicted: int = 0
     deviation_secs: float = 0.0
@@ -130,10 +128,6 @@ class CostModel:
         """How far away weights are when `mod` runs again and again (see `temperature`)."""
         return self._temperatures.reach(self._lowering.launches(mod))
 
-    def peak(self, mod: tvm.IRModule) -> int:
-        """`GraphCost.peak_bytes` of `mod`, in bytes."""
-        return peak_bytes(self._lowering.lower(mod).mod)
-
     def end_to_end(self, mod: tvm.IRModule) -> float:
         """Seconds of one run of `mod` (bound form) as a whole, built with what was chosen here; median of some rounds.
 
@@ -165,7 +159,8 @@ class CostModel:
         reach: int | None,
         measured: bool,
     ) -> GraphCost:
-        kernels = self.kernels(mod, reach)
+        graph = self._lowering.launches(mod)
+        kernels = self._temperatures.kernels(graph, reach)
         found = self._estimator.estimate(kernels, on_progress, measured=measured)
         predictions = [(k.count, p) for k, p in zip(kernels, found, strict=True) if isinstance(p, Prediction)]
         launches = sum(kernel.count for kernel in kernels)
@@ -180,7 +175,7 @@ class CostModel:
             kernels=launches,
             flops=sum(k.count * flops for k, (flops, _) in zip(kernels, counts, strict=True)),
             bytes_moved=sum(k.count * moved for k, (_, moved) in zip(kernels, counts, strict=True)),
-            peak_bytes=None,
+            peak_bytes=self._temperatures.peak_bytes(graph),
             failed=failed,
             predicted=sum(count for count, _ in predictions),
             deviation_secs=sum(count * p.run_secs * p.deviation for count, p in predictions),
@@ -205,13 +200,9 @@ def graph_cost(mod: tvm.IRModule, target: tvm.target.Target, timer: KernelTimer 
     For many graphs hold a `CostModel`. Errors as in `CostModel.cost`, CostError for an unusable database.
     """
     if timer is not None:
-        return _whole_cost(mod, CostModel(target, timer=timer))
+        return CostModel(target, timer=timer).cost(mod)
     with KernelDatabase(default_path()) as database, CostModel(target, database) as model:
-        return _whole_cost(mod, model)
-
-
-def _whole_cost(mod: tvm.IRModule, model: CostModel) -> GraphCost:
-    return replace(model.cost(mod), peak_bytes=model.peak(mod))
+        return model.cost(mod)
 
 
 def _total(kernels: list[Kernel], found: list[Measurement | Prediction]) -> float:

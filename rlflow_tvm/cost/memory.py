@@ -1,107 +1,93 @@
-"""Peak memory of a graph, by the lives of its tensors."""
+"""Where TVM's memory plan puts a graph's tensors, and how many bytes that takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import tvm
-from tvm import relax
+from rlflow_tvm.kernels import Launches
 
-from rlflow_tvm.cost.metrics import static_shape, tensor_bytes
-from rlflow_tvm.errors import CostError
-from rlflow_tvm.ir import num_inputs
-
-_VIEWS = frozenset({"relax.reshape"})  # what the build turns into another view of the same storage
+_MATCH = 16  # TVM's plan reuses storage of up to this many times the size, or of down to its inverse
 
 
-def peak_bytes(mod: tvm.IRModule) -> int:
-    """Most bytes of inputs, outputs and intermediate tensors alive at once when `main` runs from top to bottom.
+@dataclass(frozen=True)
+class MemoryPlan:
+    """`places`: for each launch the storage of each operand, by number. `held_bytes`: of inputs and outputs.
 
-    Weights (parameters behind `num_input`, constants, and what is computed from these alone) are not counted: they
-    are there all the time, and rewriting trades intermediates. A tensor lives from the step that makes it to the last
-    that reads it; the caller holds inputs and outputs throughout their life, inputs from the start, outputs to the end.
-    A step's output never reuses the memory of an input that dies there, as in TVM's own planning of storage.
-    Give the module after lowering: before it, tensors inside what will be one kernel count too.
-    CostError for shapes that are not static.
+    `storage_bytes`: of the pieces of storage that intermediates share, all of which are there as long as the graph is.
     """
-    func = mod["main"]
-    bindings = [binding for block in func.body.blocks for binding in block.bindings]
-    lives = _Lives(func.params[: num_inputs(func)], end=len(bindings))
-    for step, binding in enumerate(bindings):
-        lives.bind(binding.var, binding.value, step)
-    lives.use(func.body.body, len(bindings))
-    return lives.peak()
+
+    places: tuple[tuple[int, ...], ...]
+    held_bytes: int
+    storage_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of inputs, outputs and intermediates; of weights, which are there in any case, none."""
+        return self.held_bytes + self.storage_bytes
 
 
-class _Lives:
-    """First and last step of each tensor; a variable holds one tensor, or several in a tuple."""
+def plan_memory(launches: Launches, sizes: Sequence[tuple[int, ...]]) -> MemoryPlan:
+    """What `relax.transform.StaticPlanBlockMemory` plans for a graph; `sizes` of the launches' operands, in bytes.
 
-    def __init__(self, inputs: Iterable[relax.Var], end: int) -> None:
-        self._held: dict[relax.Var, list[int]] = {}
-        self._sizes: list[int] = []
-        self._born: list[int] = []
-        self._last: list[int] = []
-        self._end = end
-        for var in inputs:
-            self._held[var] = self._allocate(var.ty, var.name, 0)
-            for tensor in self._held[var]:
-                self._last[tensor] = end
-
-    def bind(self, var: relax.Var, value: relax.Expr, step: int) -> None:
-        """`var` is bound to `value` at `step`."""
-        read = self.use(value, step)
-        if isinstance(value, relax.Call) and not _is_view(value):
-            # What reads no input and no intermediate is made of weights alone, or is a shape: nothing at run time.
-            made_of_weights = not read and bool(relax.analysis.free_vars(value))
-            self._held[var] = [] if made_of_weights else self._allocate(var.ty, var.name, step)
-        else:
-            self._held[var] = read
-
-    def use(self, value: relax.Expr, step: int) -> list[int]:
-        """The tensors that `value` reads; they live at least to `step`."""
-        read = self._reads(value)
-        for tensor in read:
-            self._last[tensor] = max(self._last[tensor], step)
-        return read
-
-    def peak(self) -> int:
-        """The most bytes alive at any step."""
-        change = [0] * (self._end + 2)
-        for size, born, last in zip(self._sizes, self._born, self._last, strict=True):
-            change[born] += size
-            change[last + 1] -= size
-        alive = most = 0
-        for delta in change:
-            alive += delta
-            most = max(most, alive)
-        return most
-
-    def _reads(self, value: relax.Expr) -> list[int]:
-        if isinstance(value, relax.Var):
-            return self._held.get(value, [])
-        if isinstance(value, relax.Call):
-            return [tensor for arg in value.args for tensor in self._reads(arg)]
-        if isinstance(value, relax.Tuple):
-            return [tensor for field in value.fields for tensor in self._reads(field)]
-        if isinstance(value, relax.TupleGetItem):
-            fields = self._reads(value.tuple_value)
-            # A tuple that holds weights too, or tuples, has other numbers of tensors and fields: then all of it.
-            flat = len(fields) == len(value.tuple_value.ty.fields)
-            return [fields[value.index]] if flat else fields
-        return []
-
-    def _allocate(self, ty: relax.Type, name: str, step: int) -> list[int]:
-        if isinstance(ty, relax.TupleType):
-            return [tensor for field in ty.fields for tensor in self._allocate(field, name, step)]
-        if not isinstance(ty, relax.TensorType):
-            return []  # a shape or a scalar
-        if ty.shape is None or not isinstance(ty.shape, relax.ShapeExpr):
-            raise CostError(f"tensor {name} has no known shape: give the model static shapes (from_onnx does)")
-        self._sizes.append(tensor_bytes(static_shape(ty.shape, f"tensor {name}"), str(ty.dtype)))
-        self._born.append(step)
-        self._last.append(step)
-        return [len(self._sizes) - 1]
+    A result takes the storage of a tensor that is no longer read, the one that fits best; never that of an operand of
+    its own launch.
+    """
+    last = {number: i for i, launch in enumerate(launches.launches) for number in launch.operands}
+    held = launches.inputs | launches.outputs
+    storages = _Storages(held | launches.weights)
+    places, held_sizes = [], dict.fromkeys(held, 0)
+    for i, (launch, size) in enumerate(zip(launches.launches, sizes, strict=True)):
+        places.append(tuple(map(storages.of, launch.operands, size)))
+        for number, own in zip(launch.operands, size, strict=True):
+            if number in held:
+                held_sizes[number] = own
+            if last[number] == i:
+                last[number] = -1  # once, however often the launch reads it
+                storages.release(number)
+    return MemoryPlan(tuple(places), sum(held_sizes.values()), storages.total)
 
 
-def _is_view(call: relax.Call) -> bool:
-    return isinstance(call.op, tvm.ir.Op) and call.op.name in _VIEWS
+class _Storages:
+    """The storage of each tensor; those in `kept` have one of their own."""
+
+    def __init__(self, kept: frozenset[int]) -> None:
+        self._kept = kept
+        self._place: dict[int, int] = {}
+        self._size: dict[int, int] = {}
+        self._free: list[int] = []
+
+    @property
+    def total(self) -> int:
+        """Bytes of all storage that is shared."""
+        return sum(self._size.values())
+
+    def of(self, number: int, size: int) -> int:
+        """The storage of a tensor, which gets one when it is first asked for."""
+        place = self._place.get(number)
+        if place is None:
+            place = self._place[number] = number if number in self._kept else self._take(number, size)
+        return place
+
+    def release(self, number: int) -> None:
+        """The tensor is read no more."""
+        if number not in self._kept:
+            self._free.append(self._place[number])
+
+    def _take(self, number: int, size: int) -> int:
+        fitting: int | None = None
+        smaller: int | None = None
+        least, most = _MATCH * size + 1, -(-size // _MATCH) - 1
+        for place in self._free:
+            own = self._size[place]
+            if size <= own < least:
+                fitting, least = place, own
+            elif most < own < size:
+                smaller, most = place, own
+        taken = fitting if fitting is not None else smaller
+        if taken is None:
+            self._size[number] = size
+            return number
+        self._free.remove(taken)
+        self._size[taken] = max(size, self._size[taken])
+        return taken

@@ -20,13 +20,13 @@ from pathlib import Path
 from tvm.target import Target
 
 from rlflow_tvm.cost.machine import cores
+from rlflow_tvm.cost.memory import MemoryPlan, plan_memory
 from rlflow_tvm.cost.metrics import kernel_buffers, tensor_bytes
 from rlflow_tvm.kernels import Kernel, Launch, Launches
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _USUAL_BYTES = 1 << 20  # of a core's second level, where the system does not tell
 _NEAREST, _FARTHEST = 2, 5
-_MATCH = 16  # TVM's plan reuses storage of up to this many times the size, or of down to its inverse
 
 
 def private_bytes(target: Target) -> int:
@@ -58,6 +58,7 @@ class Temperatures:
         # on a GPU nothing is evicted when kernels are timed: its cache holds what the last kernels wrote
         self._capacity = private_bytes(target) if target.kind.name == "llvm" else None
         self._bytes: dict[str, tuple[int, ...]] = {}
+        self._planned: tuple[Launches, MemoryPlan] | None = None  # the last one
 
     def kernels(self, launches: Launches, reach: int | None = None, *, part: bool = False) -> list[Kernel]:
         """Equal kernels with equally warm operands are merged, in the order of their first launch.
@@ -71,7 +72,7 @@ class Temperatures:
             temperatures = ["0" * len(size) for size in sizes]
         else:
             far = self.reach(launches) if reach is None else reach
-            temperatures = operand_temperatures(launches, sizes, self._capacity, far, part)
+            temperatures = operand_temperatures(launches, self._plan(launches), sizes, self._capacity, far, part)
         for launch, cold in zip(launches.launches, temperatures, strict=True):
             merged.setdefault((launch.key, cold), []).append(launch)
         return [Kernel(same[0].func, key, same[0].name, len(same), cold) for (key, cold), same in merged.items()]
@@ -83,6 +84,15 @@ class Temperatures:
             return 0
         return min(max(round(math.log(total / (1 << 20), 4)), _NEAREST), _FARTHEST)
 
+    def peak_bytes(self, launches: Launches) -> int:
+        """Bytes that a run of the graph needs beside its weights, by TVM's memory plan."""
+        return self._plan(launches).peak_bytes
+
+    def _plan(self, launches: Launches) -> MemoryPlan:
+        if self._planned is None or self._planned[0] is not launches:
+            self._planned = launches, plan_memory(launches, self._sizes(launches))
+        return self._planned[1]
+
     def _sizes(self, launches: Launches) -> list[tuple[int, ...]]:
         return [self._operand_bytes(launch) for launch in launches.launches]
 
@@ -93,19 +103,20 @@ class Temperatures:
 
 
 def operand_temperatures(
-    launches: Launches, sizes: Sequence[tuple[int, ...]], capacity: int, reach: int, part: bool = False
+    launches: Launches,
+    plan: MemoryPlan,
+    sizes: Sequence[tuple[int, ...]],
+    capacity: int,
+    reach: int,
+    part: bool = False,
 ) -> list[str]:
     """For each launch a digit an operand; `sizes` of the operands and `capacity` of the private caches in bytes."""
-    last = {number: i for i, launch in enumerate(launches.launches) for number in launch.operands}
-    storages = _Storages(launches)
     touched: dict[int, int] = {}
     untouched = str(reach)
     clock, found = 0, []
-    for i, (launch, size) in enumerate(zip(launches.launches, sizes, strict=True)):
-        operands = launch.operands
-        places = [storages.of(number, own) for number, own in zip(operands, size, strict=True)]
+    for launch, size, places in zip(launches.launches, sizes, plan.places, strict=True):
         digits = []
-        for number, place, own in zip(operands, places, size, strict=True):
+        for number, place, own in zip(launch.operands, places, size, strict=True):
             before = touched.get(place, 0 if part and number not in launches.weights else None)
             if before is None:
                 digits.append(untouched)
@@ -115,48 +126,4 @@ def operand_temperatures(
         clock += sum(size)
         for place in places:
             touched[place] = clock
-        for number in operands:
-            if last[number] == i:
-                last[number] = -1  # once, however often the launch reads it
-                storages.release(number)
     return found
-
-
-class _Storages:
-    """TVM's static plan: a result takes the storage of a tensor that is no longer read, the one that fits best."""
-
-    def __init__(self, launches: Launches) -> None:
-        self._kept = launches.inputs | launches.weights | launches.outputs
-        self._place: dict[int, int] = {}
-        self._size: dict[int, int] = {}
-        self._free: list[int] = []
-
-    def of(self, number: int, size: int) -> int:
-        """The storage of a tensor, which gets one when it is first asked for."""
-        place = self._place.get(number)
-        if place is None:
-            place = self._place[number] = number if number in self._kept else self._take(number, size)
-        return place
-
-    def release(self, number: int) -> None:
-        """The tensor is read no more."""
-        if number not in self._kept:
-            self._free.append(self._place[number])
-
-    def _take(self, number: int, size: int) -> int:
-        fitting: int | None = None
-        smaller: int | None = None
-        least, most = _MATCH * size + 1, -(-size // _MATCH) - 1
-        for place in self._free:
-            own = self._size[place]
-            if size <= own < least:
-                fitting, least = place, own
-            elif most < own < size:
-                smaller, most = place, own
-        taken = fitting if fitting is not None else smaller
-        if taken is None:
-            self._size[number] = size
-            return number
-        self._free.remove(taken)
-        self._size[taken] = max(size, self._size[taken])
-        return taken

@@ -128,7 +128,7 @@ class ShapedReward:
     where an episode terminates: then the best policies are those of `base` alone. `gamma` must be the learner's.
     """
 
-    METRICS = ("run_secs", "kernels", "flops", "bytes_moved")
+    METRICS = ("run_secs", "kernels", "flops", "bytes_moved", "peak_bytes")
 
     def __init__(self, base: Reward | None = None, metric: str = "flops", gamma: float = 0.99) -> None:
         if metric not in self.METRICS:

@@ -12,7 +12,9 @@ from tvm import relax
 
 from rlflow_tvm.cost import CostModel, Temperatures
 from rlflow_tvm.cost.caches import Caches, LocalCaches, SentCaches, helpers
-from rlflow_tvm.cost.temperature import _Storages, megabytes, operand_temperatures, private_bytes
+from rlflow_tvm.cost.memory import plan_memory
+from rlflow_tvm.cost.metrics import kernel_buffers, tensor_bytes
+from rlflow_tvm.cost.temperature import megabytes, operand_temperatures, private_bytes
 from rlflow_tvm.ir import detach
 from rlflow_tvm.kernels import Launch, Launches, Lowering
 
@@ -27,7 +29,7 @@ def launches(*operands: tuple[int, ...], inputs=(), weights=(), outputs=()) -> L
 
 def temperatures(graph: Launches, size: dict[int, int], capacity: int, reach: int = 3, part: bool = False) -> list[str]:
     sizes = [tuple(size[number] for number in launch.operands) for launch in graph.launches]
-    return operand_temperatures(graph, sizes, capacity, reach, part)
+    return operand_temperatures(graph, plan_memory(graph, sizes), sizes, capacity, reach, part)
 
 
 def test_what_the_launch_before_wrote_is_warm_and_weights_are_not():
@@ -90,17 +92,12 @@ def test_storage_is_reused_as_in_tvms_plan(name):
     lowering = Lowering(TARGET)
     mod = detach(MODELS[name]()).mod
     graph = lowering.launches(mod)
-    storages, size = _Storages(graph), {}
-    last = {number: i for i, launch in enumerate(graph.launches) for number in launch.operands}
-    for i, launch in enumerate(graph.launches):
-        for number, param in zip(launch.operands, launch.func.params, strict=True):
-            own = int(np.prod([int(e) for e in param.ty.shape], dtype=int)) * tvm.DataType(str(param.ty.dtype)).itemsize
-            place = storages.of(number, own)
+    sizes = [tuple(tensor_bytes(*buffer) for buffer in kernel_buffers(launch.func)) for launch in graph.launches]
+    plan, size = plan_memory(graph, sizes), {}
+    for launch, places, own in zip(graph.launches, plan.places, sizes, strict=True):
+        for number, place, bytes_ in zip(launch.operands, places, own, strict=True):
             if number not in graph.inputs | graph.weights | graph.outputs:
-                size[place] = max(own, size.get(place, 0))
-        for number in dict.fromkeys(launch.operands):
-            if last[number] == i:
-                storages.release(number)
+                size[place] = max(bytes_, size.get(place, 0))
     passes = [
         relax.transform.RewriteDataflowReshape(),
         relax.transform.ToNonDataflow(),
@@ -109,13 +106,14 @@ def test_storage_is_reused_as_in_tvms_plan(name):
         relax.transform.StaticPlanBlockMemory(),
     ]
     planned = tvm.transform.Sequential(passes)(lowering.lower(mod).mod)
-    sizes = []
+    allocated = []
     for block in planned["main"].body.blocks:
         for binding in block.bindings:
             value = binding.value
             if isinstance(value, relax.Call) and getattr(value.op, "name", "") == "relax.memory.alloc_storage":
-                sizes.append(int(value.args[0].values[0]))
-    assert sorted(size.values()) == sorted(sizes)
+                allocated.append(int(value.args[0].values[0]))
+    assert sorted(size.values()) == sorted(allocated)
+    assert plan.storage_bytes == sum(allocated)
 
 
 def test_one_kernel_at_two_temperatures_is_measured_twice(target, timer):
