@@ -18,6 +18,7 @@ from rlflow_tvm.cost.machine import target_key
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.memory import peak_bytes
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
+from rlflow_tvm.cost.quiet import QuietMachine
 from rlflow_tvm.cost.roofline import Roofline, export_peak, measure_roofline, peak_flops
 from rlflow_tvm.cost.temperature import Temperatures
 from rlflow_tvm.cost.timer import KernelTimer
@@ -34,6 +35,7 @@ __all__ = [
     "KernelTimer",
     "MeasuredChoice",
     "Measurement",
+    "QuietMachine",
     "Roofline",
     "Runners",
     "Temperatures",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import tvm
@@ -48,7 +49,9 @@ class KernelTimer:
     What an earlier process measured while the machine was disturbed is measured once more. A kernel that takes too
     long, or whose worker is killed, has a second try. `version` names what the times depend on beside kernel and
     target: by default the kernel pipeline's version, for another `schedule` that function's name. `timeout_secs`
-    bounds building and running of one kernel together. A context manager; `close` ends the worker.
+    bounds building and running of one kernel together. `quiet`: entered while measuring, where other processes of this
+    machine use the database for the same purpose at the same time (`QuietMachine.measuring`): what one has measured
+    stands for all, disturbed or not. A context manager; `close` ends the worker.
     Not for use from several threads. CostError at construction for a GPU's target on a machine without one.
     """
 
@@ -60,6 +63,7 @@ class KernelTimer:
         *,
         schedule: str = DEFAULT_SCHEDULE,
         version: str | None = None,
+        quiet: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
         check_device(target)
         self.target = target
@@ -67,6 +71,7 @@ class KernelTimer:
         self.database = database
         self.timeout_secs = timeout_secs
         self.schedule = schedule
+        self.quiet = quiet
         self.version = version if version is not None else _version_of(schedule)
         self.measured = 0
         """Kernels measured in the worker so far (the rest came from memory or the database)."""
@@ -84,6 +89,16 @@ class KernelTimer:
         CostError when the worker cannot be started.
         """
         todo = {known_as(kernel): kernel for kernel in kernels if self._wanted(kernel)}
+        if todo and self.quiet is not None:
+            with self.quiet():  # others may have measured some while this one waited
+                self._measure_all({key: kernel for key, kernel in todo.items() if self._wanted(kernel)}, on_progress)
+        else:
+            self._measure_all(todo, on_progress)
+        return [self._known[known_as(kernel)] for kernel in kernels]
+
+    def _measure_all(
+        self, todo: dict[str, MeasurableKernel], on_progress: Callable[[int, int], None] | None
+    ) -> None:
         for done, (key, kernel) in enumerate(todo.items(), start=1):
             try:
                 measurement = self._measure(kernel)
@@ -95,7 +110,6 @@ class KernelTimer:
             self._fresh.add(key)
             if on_progress is not None:
                 on_progress(done, len(todo))
-        return [self._known[known_as(kernel)] for kernel in kernels]
 
     def lookup(self, kernel: MeasurableKernel) -> Measurement | None:
         """What is known of a kernel, without measuring."""
@@ -109,7 +123,7 @@ class KernelTimer:
     def _wanted(self, kernel: MeasurableKernel) -> bool:
         """Whether `kernel` is not known, or only from an earlier process and a disturbed machine."""
         known = self.lookup(kernel)
-        return known is None or (known.disturbed and known_as(kernel) not in self._fresh)
+        return known is None or (self.quiet is None and known.disturbed and known_as(kernel) not in self._fresh)
 
     def time(self, func: tirx.PrimFunc, limit_secs: float | None = None, cold: str = "") -> Measurement:
         """Measure `func` (scheduled by the worker, unless it carries `tirx.is_scheduled`); nothing is remembered.
