@@ -96,9 +96,7 @@ class KernelTimer:
             self._measure_all(todo, on_progress)
         return [self._known[known_as(kernel)] for kernel in kernels]
 
-    def _measure_all(
-        self, todo: dict[str, MeasurableKernel], on_progress: Callable[[int, int], None] | None
-    ) -> None:
+    def _measure_all(self, todo: dict[str, MeasurableKernel], on_progress: Callable[[int, int], None] | None) -> None:
         for done, (key, kernel) in enumerate(todo.items(), start=1):
             try:
                 measurement = self._measure(kernel)
