@@ -67,12 +67,19 @@ def store_rows(database: KernelDatabase, rows: list[list[Any]], target_key: str)
 class ConsiderateEnv(gymnasium.Wrapper):
     """Computes while nobody measures on this machine: from reset to the end of the episode, with a stop at each step.
 
-    `rows`: called at an episode's end, and told with it as `rows`.
+    `rows`: called at an episode's end, and told with it as `rows`. `owned`: closed with the environment.
     """
 
-    def __init__(self, env: gymnasium.Env, quiet: QuietMachine, rows: Callable[[], list[Any]]) -> None:
+    def __init__(
+        self, env: gymnasium.Env, quiet: QuietMachine, rows: Callable[[], list[Any]], owned: ExitStack | None = None
+    ) -> None:
         super().__init__(env)
         self._quiet, self._rows = quiet, rows
+        self._owned = owned or ExitStack()
+
+    def close(self) -> None:
+        super().close()
+        self._owned.close()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._quiet.compute()
@@ -140,16 +147,17 @@ def worker_env(
     reward: str,
     expected: list[str],
 ) -> gymnasium.Env:
-    """A worker's environment; all that belongs to it ends with the process.
+    """A worker's environment, with prices of its own.
 
     `expected`: the structures of the training's own graphs. UsageError where the models are others here.
     """
-    prices = ExitStack().enter_context(open_prices(tvm.ir.load_json(target), shared=True))
-    assert prices.quiet is not None, "it was asked for"
-    modules = import_models(models, {name: tuple(shape) for name, shape in shapes.items()})
-    problems = make_problems(modules, prices.cost_model)
-    if structures(problems) != expected:
-        raise UsageError(
-            f"{', '.join(models.values())}: is another model on {gethostname()}; give all machines the same"
-        )
-    return ConsiderateEnv(make_env(problems, horizon, reward), prices.quiet, prices.database.taken)
+    with ExitStack() as stack:
+        prices = stack.enter_context(open_prices(tvm.ir.load_json(target), shared=True))
+        assert prices.quiet is not None, "it was asked for"
+        modules = import_models(models, {name: tuple(shape) for name, shape in shapes.items()})
+        problems = make_problems(modules, prices.cost_model)
+        if structures(problems) != expected:
+            files = ", ".join(models.values())
+            raise UsageError(f"{files}: not the same on {gethostname()} as where the training began; copy them there")
+        env = make_env(problems, horizon, reward)
+        return ConsiderateEnv(env, prices.quiet, prices.database.taken, stack.pop_all())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Sequence
 from typing import Any
 
 from rlflow_tvm.agents.pool import WorkerDiedError
 from rlflow_tvm.agents.worker import RolloutWorker
 from rlflow_tvm.errors import AgentError
+
+_REACH_SECS = 10.0
 
 
 class RayWorker:
@@ -59,8 +62,9 @@ class RayCrew:
         self._owns_connection = not ray.is_initialized()
         if self._owns_connection:
             try:
+                _check_reachable(address)
                 ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
-            except (ConnectionError, ValueError, RuntimeError) as error:
+            except (OSError, ValueError, RuntimeError) as error:
                 reason = str(error).strip().splitlines()[0]
                 raise AgentError(
                     f"Ray cluster {address}: {reason}; start one with `ray start --head`, or give another address"
@@ -91,3 +95,10 @@ class RayCrew:
         """Leave the cluster, if it was entered here."""
         if self._owns_connection:
             self._ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """OSError where nothing listens at HOST:PORT; Ray itself would go on trying for ever."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=_REACH_SECS).close()

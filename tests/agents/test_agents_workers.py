@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from toy_env import ToyRewriteEnv
 from training_checks import assert_same_training
 
@@ -179,6 +181,25 @@ def test_no_worker_outlives_its_training(tmp_path, number):
         assert parent.returncode != 0
     assert len(list((tmp_path / "pids").iterdir())) == 2
     assert_gone(tmp_path / "pids")
+
+
+@given(st.integers(1, 300), st.none() | st.floats(1, 50), st.lists(st.integers(1, 60), min_size=300, max_size=300))
+def test_an_update_takes_all_episodes_that_were_begun_and_not_many_too_many(steps, mean_length, lengths):
+    quota = Quota(steps, mean_length)
+    planned = [quota.planned]
+    while quota.open:
+        quota.add(lengths[quota.taken])
+        planned.append(quota.planned)
+    assert planned == sorted(planned)
+    assert quota.taken == quota.planned >= 1
+    total = sum(lengths[: quota.taken])
+    assert total >= steps
+    if mean_length is None:  # begun before anything is known: never more than twice the episodes there are
+        assert all(ahead <= 2 * max(1, there) for there, ahead in enumerate(planned))
+    alike = Quota(steps, 7.0)
+    while alike.open:
+        alike.add(7)
+    assert alike.taken == -(-steps // 7)
 
 
 def test_messages_keep_every_bit():
