@@ -68,6 +68,7 @@ def test_any_number_of_workers_gives_the_training_of_one_process(serial, tmp_pat
     files = list((tmp_path / "pids").iterdir())
     assert len(files) == count
     assert all(file.read_text() for file in files)  # nobody was idle
+    assert len(set(resets(tmp_path / "pids"))) == result.episodes  # no two alike
     # every episode once, none for nothing, and told in the order of their numbers
     assert sorted(resets(tmp_path / "pids")) == sorted(reset_seed(number) for number in range(result.episodes))
     assert len(episodes) == result.episodes == len(steps)
