@@ -24,10 +24,20 @@ def main(
     horizon: Annotated[int, typer.Option(min=1, help="Steps after which an episode is cut off.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the agent, the best plan and the logs.")] = Path("runs/train"),
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Collect episodes in so many processes; with --ray by default one a processor there."),
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(help="Collect them on the Ray cluster at this address (auto, HOST:PORT, ray://...).")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
 ) -> None:
-    """Train an agent on MODELS and leave OUT/agent.safetensors, OUT/best.plan.json, and logs for TensorBoard."""
+    """Train an agent on MODELS and leave OUT/agent.safetensors, OUT/best.plan.json, and logs for TensorBoard.
+
+    Neither --workers nor --ray changes what is trained, given the same kernel times.
+    """
     cli.check_writable(json)
     tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
     from rlflow_tvm.training import train_on_models
@@ -46,6 +56,8 @@ def main(
             shapes=shapes,
             horizon=horizon,
             progress=bar,
+            workers=workers,
+            ray=ray,
         )
     cli.write_json(json, outcome.to_json())
     for line in outcome.lines():

@@ -7,15 +7,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm
 
-from rlflow_tvm.cost import CostModel, KernelDatabase, RpcDevices, default_path
-from rlflow_tvm.envs import GraphRewriteEnv, ManyModelsEnv, RewriteProblem
+from rlflow_tvm.cost import RpcDevices
+from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.frontend import import_models
 from rlflow_tvm.passes import Plan
+from rlflow_tvm.rollouts import FACTORY, description, make_env, make_problems, open_prices, store_rows, structures
+
+if TYPE_CHECKING:
+    from rlflow_tvm.agents import Episode
 
 REWARD = "improvement"
 """Agents are trained to find cheap graphs and to stop there; see `envs.rewards`."""
@@ -83,16 +87,25 @@ class BestPlans:
         self._best = {model: self._known(model) for model in problems}
 
     def _known(self, model: str) -> tuple[float, int]:
-        problem, path = self._problems[model], self.paths[model]
+        path = self.paths[model]
         if not path.exists():
-            return problem.start_secs, 0
+            return self._problems[model].start_secs, 0
         plan = Plan.load(path)
-        return problem.cost(problem.start.replay(plan)).run_secs, len(plan)
+        return self._priced(model, plan), len(plan)
 
     def offer(self, model: str, plan: Plan, run_secs: float) -> None:
-        if run_secs < self._best[model][0] and len(plan):
+        """Take a plan over if its graph is cheaper than the best so far, by our own prices: a worker on another machine
+        has others."""
+        if run_secs >= self._best[model][0] or not len(plan):
+            return
+        own_secs = self._priced(model, plan)
+        if own_secs < self._best[model][0]:
             plan.save(self.paths[model])
-            self._best[model] = run_secs, len(plan)
+            self._best[model] = own_secs, len(plan)
+
+    def _priced(self, model: str, plan: Plan) -> float:
+        problem = self._problems[model]
+        return problem.cost(problem.start.replay(plan), measured=True).run_secs
 
     def outcomes(self) -> tuple[ModelOutcome, ...]:
         return tuple(
@@ -136,38 +149,47 @@ def train_on_models(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     horizon: int = 200,
     progress: Callable[[int, int, str], None] | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
 ) -> TrainingOutcome:
     """Train `agent` on `models` (name -> ONNX file) until `steps` environment steps; see `rlflow_tvm.train`.
 
-    `remote`: the machines that kernels are measured on, in place of this one.
+    Episodes are collected by `workers` processes of this machine (one, the default: by this one), or with `ray` by as
+    many actors of the Ray cluster at that address (by default one for each of its processors). `remote`: the
+    machines that kernels are measured on, in place of this one.
 
     AgentError or UsageError, before anything is imported or priced, if `out` cannot be used; AgentError if the
     training in it was on other modules, for another target or with other settings.
     """
-    from rlflow_tvm.agents import agent_kind
+    from rlflow_tvm.agents import Workers, agent_kind
 
     kind = agent_kind(agent)
     kind.check_folder(out, resume)
     stale = [path for path in plan_paths(out, models).values() if path.exists()]
     if stale and not resume:
         raise UsageError(f"{stale[0]}: is a plan of another training; move it away, or give another output folder")
-    modules = import_models(models, shapes or {})
-    with KernelDatabase(default_path()) as database, CostModel(target, database, remote=remote) as cost_model:
-        problems = {name: RewriteProblem(mod, cost_model) for name, mod in modules.items()}
-        envs = {
-            name: GraphRewriteEnv(problem=problem, horizon=horizon, reward=REWARD) for name, problem in problems.items()
-        }
-        env = ManyModelsEnv(envs)
+    shapes = shapes or {}
+    modules = import_models(models, shapes)
+    elsewhere = ray is not None or (workers is not None and workers > 1)
+    with open_prices(target, elsewhere, remote) as prices:
+        problems = make_problems(modules, prices.cost_model)
+        env = make_env(problems, horizon, REWARD)
 
         @cache  # at the first step: only then is it known that the plans in the folder are of this training
         def plans() -> BestPlans:
             return BestPlans(out, problems)
 
-        def on_step(done: int, info: Mapping[str, Any]) -> None:
-            plans().offer(env.model, env.current.plan, float(info["run_secs"]))
+        def on_step(done: int) -> None:
             if progress is not None:
                 progress(min(done, steps), steps, f"best {100 * plans().best_ratio:.1f} % of the start's cost")
 
+        def on_episode(episode: Episode) -> None:
+            best = episode.summary
+            store_rows(prices.database, best.get("rows", []), prices.cost_model.timer.target_key)
+            plan = Plan(**{**best["plan"], "actions": tuple(best["plan"]["actions"])})
+            plans().offer(best["model"], plan, best["run_secs"])
+
+        told = description(models, shapes, target, remote, horizon, REWARD, problems)
         result = kind.train(
             env,
             kind.config(),
@@ -176,15 +198,17 @@ def train_on_models(
             out,
             resume=resume,
             on_step=on_step,
+            on_episode=on_episode,
             metadata={
                 "models": list(models),
-                "structures": [f"{problem.start.structural_hash:016x}" for problem in problems.values()],
-                "shapes": {name: list(shape) for name, shape in (shapes or {}).items()},
+                "structures": structures(problems),
+                "shapes": {name: list(shape) for name, shape in shapes.items()},
                 "target": str(target) if remote is None else f"{target} rpc:{remote.key}",
                 "rules": list(env.current.rule_names),
                 "horizon": horizon,
                 "reward": REWARD,
             },
+            workers=Workers(FACTORY, told, workers, ray) if elsewhere else None,
         )
         plans().finish()
         return TrainingOutcome(

@@ -32,12 +32,22 @@ ROOMS: dict[str, set[str]] = {
 """Room -> the rooms it is built on. It may import those, and the ones that they are built on."""
 
 COMMANDS = {"train", "optimize", "compare", "rules"}
-AGENT_LIBRARIES = {"torch", "dgl", "gymnasium", "numpy", "safetensors", "tensorboard"}
-EXTRAS = {"torch", "dgl", "transformers", "onnxscript", "onnxruntime", "matplotlib", "stable_baselines3", "sb3_contrib"}
+AGENT_LIBRARIES = {"torch", "dgl", "gymnasium", "numpy", "safetensors", "tensorboard", "ray"}
+EXTRAS = {
+    "torch",
+    "dgl",
+    "ray",
+    "transformers",
+    "onnxscript",
+    "onnxruntime",
+    "matplotlib",
+    "stable_baselines3",
+    "sb3_contrib",
+}
 EXTRAS_AT_THE_TOP = {"frontend/zoo_vision.py", "frontend/zoo_language.py"}
 """Files that are imported only where an evaluation model is built."""
 
-LAZY_LIBRARIES = ("dgl", "xgboost", "stable_baselines3", "onnxruntime", "transformers", "matplotlib")
+LAZY_LIBRARIES = ("dgl", "ray", "xgboost", "stable_baselines3", "onnxruntime", "transformers", "matplotlib")
 LONGEST_FILE = 400
 
 
@@ -137,6 +147,11 @@ def test_extras_are_imported_where_they_are_used(name):
     if name.startswith("agents/") or name in EXTRAS_AT_THE_TOP:
         return
     assert not libraries(name, at_the_top(name)) & EXTRAS
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_ray_is_imported_where_it_is_used(name):
+    assert "ray" not in libraries(name, at_the_top(name))
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -9,7 +9,7 @@ import pytest
 from fake_cost import FakeCostModel
 from onnx import TensorProto, helper
 
-from rlflow_tvm import training
+from rlflow_tvm import rollouts, training
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.registry import AgentKind
 from rlflow_tvm.envs import RewriteProblem
@@ -27,7 +27,7 @@ class Priced(FakeCostModel):
 
     questions = 0
 
-    def __init__(self, target, database=None) -> None:
+    def __init__(self, target, timer=None) -> None:
         super().__init__()
         self.target = target
 
@@ -45,7 +45,7 @@ class Priced(FakeCostModel):
 @pytest.fixture(autouse=True)
 def small(monkeypatch) -> None:
     config = PPOConfig(hidden=8, rounds=1, steps_per_update=4, n_epochs=1, minibatch_size=16)
-    monkeypatch.setattr(training, "CostModel", Priced)
+    monkeypatch.setattr(rollouts, "CostModel", Priced)
     monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: config)
     monkeypatch.setattr(Priced, "questions", 0)
 

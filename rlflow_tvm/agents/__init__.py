@@ -15,6 +15,7 @@ from rlflow_tvm.agents.registry import AGENTS, AgentKind, agent_kind, load_agent
 if TYPE_CHECKING:
     from rlflow_tvm.agents.act import Agent
     from rlflow_tvm.agents.config import PPOConfig
+    from rlflow_tvm.agents.pool import Workers
     from rlflow_tvm.agents.rollout import Episode
     from rlflow_tvm.agents.training import TrainingResult, train
 
@@ -23,6 +24,7 @@ _HOMES = {
     "Episode": "rlflow_tvm.agents.rollout",
     "PPOConfig": "rlflow_tvm.agents.config",
     "TrainingResult": "rlflow_tvm.agents.training",
+    "Workers": "rlflow_tvm.agents.pool",
     "train": "rlflow_tvm.agents.training",
 }
 
@@ -33,6 +35,7 @@ __all__ = [
     "Episode",
     "PPOConfig",
     "TrainingResult",
+    "Workers",
     "agent_kind",
     "load_agent",
     "train",

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional, utils
 
 from rlflow_tvm.agents.config import PPOConfig
-from rlflow_tvm.agents.observation import CompactObservation, ObservationSizes, collate
+from rlflow_tvm.agents.observation import ObservationSizes, collate
 from rlflow_tvm.agents.policy import PolicyOutput, TwoStepPolicy
 from rlflow_tvm.agents.rollout import Episode, Minibatch, RewardScale, RolloutBuffer
 from rlflow_tvm.errors import AgentError
@@ -34,12 +34,12 @@ def approximate_kl(log_probs: torch.Tensor, old_log_probs: torch.Tensor) -> torc
 
 
 class PPO:
-    """The learner: a policy, its optimizer, its random numbers and the scale of its rewards.
+    """The learner: a policy, its optimizer, the random numbers of its minibatches and the scale of its rewards.
 
     Args:
         sizes: of the observations, from `ObservationSizes.from_space`.
         config: settings.
-        seed: of the parameters, the actions and the minibatches. Parameters are drawn from torch's global generator
+        seed: of the parameters and the minibatches. Parameters are drawn from torch's global generator
             after seeding it: wrap in `torch.random.fork_rng` to keep that from being seen outside.
     """
 
@@ -50,10 +50,6 @@ class PPO:
         self.policy = TwoStepPolicy(sizes, config.hidden, config.rounds)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.learning_rate, eps=1e-5)
         self.reward_scale = RewardScale()
-
-    def act(self, observation: CompactObservation) -> tuple[int, float, float]:
-        """A sampled action: (site, log p(rule, location), value)."""
-        return self.policy.choose(observation, self.rng)
 
     def update(self, episodes: list[Episode]) -> dict[str, float | None]:
         """Learn from whole episodes; returns the update's numbers, means over its gradient steps.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,7 @@ class Episode:
     terminated: bool = False
     truncated: bool = False
     last_value: float = 0.0
+    summary: dict[str, Any] = field(default_factory=dict)  # JSON: what the last info tells of the episode
 
     def __len__(self) -> int:
         return len(self.rewards)

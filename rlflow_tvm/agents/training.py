@@ -8,26 +8,28 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 import torch
 
 from rlflow_tvm.agents import checkpoint, progress
 from rlflow_tvm.agents.act import check_sizes
+from rlflow_tvm.agents.collect import Quota, collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
-from rlflow_tvm.agents.observation import ObservationSizes, compact
-from rlflow_tvm.agents.ppo import PPO
+from rlflow_tvm.agents.observation import ObservationSizes
+from rlflow_tvm.agents.policy import TwoStepPolicy
+from rlflow_tvm.agents.pool import Workers, open_pool
+from rlflow_tvm.agents.ppo import PPO, policy_tensors
 from rlflow_tvm.agents.progress import ProgressLog
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.errors import AgentError
 
-OnStep = Callable[[int, Mapping[str, Any]], None]
-OnEpisode = Callable[[gymnasium.Env, Episode], None]
+OnStep = Callable[[int], None]
+OnEpisode = Callable[[Episode], None]
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class TrainingResult:
     episodes: int
     updates: int
     mean_return: float | None  # of the last update's episodes
+    mean_length: float | None  # of the same
     best_return: float | None
     best_run_secs: float | None
     wall_secs: float
@@ -52,6 +55,7 @@ class _Counts:
     episodes: int = 0
     updates: int = 0
     mean_return: float | None = None
+    mean_length: float | None = None
     best_return: float | None = None
     best_run_secs: float | None = None
     wall_secs: float = 0.0
@@ -60,10 +64,12 @@ class _Counts:
         """Take in one update's episodes."""
         returns = [episode.total_reward for episode in episodes]
         times = [episode.best_run_secs for episode in episodes] + [self.best_run_secs]
-        self.env_steps += sum(len(episode) for episode in episodes)
+        steps = sum(len(episode) for episode in episodes)
+        self.env_steps += steps
         self.episodes += len(episodes)
         self.updates += 1
         self.mean_return = math.fsum(returns) / len(returns)
+        self.mean_length = steps / len(episodes)
         self.best_return = max(returns if self.best_return is None else [*returns, self.best_return])
         self.best_run_secs = min((secs for secs in times if secs is not None), default=None)
 
@@ -79,30 +85,34 @@ def train(
     on_episode: OnEpisode | None = None,
     metadata: Mapping[str, Any] | None = None,
     checkpoint_secs: float = 5.0,
+    workers: Workers | None = None,
 ) -> TrainingResult:
     """Train with PPO until `total_steps` environment steps, counted over all runs, and leave the agent in `out_dir`.
 
     A rollout is whole episodes, and a training ends between updates: it overshoots by up to one rollout. Each episode
-    begins with `env.reset(seed=...)`, the seed drawn from `seed`, so that a resumed training meets the same episodes
-    as one that was never interrupted; only state that `env` carries across `reset` would differ. torch's threads and
-    random state are those of `config` and `seed` inside, and the caller's again afterwards.
+    is determined by `seed`, its number and the policy's parameters, and begins with `env.reset(seed=...)`. So a
+    training that was interrupted and resumed, or whose episodes were collected by any number of workers, is bit for
+    bit the same as one that was never interrupted in one process; only state that environments carry across `reset`
+    would differ. torch's threads and random state are those of `config` and `seed` inside, and the caller's again
+    afterwards.
 
     Args:
-        env: a rewriting environment; it is not closed.
+        env: a rewriting environment; it is not closed. With `workers` only its observation space is looked at.
         config: settings.
         total_steps: environment steps.
         seed: of everything random.
         out_dir: gets `agent.safetensors`, `progress.jsonl` and TensorBoard's event files.
         resume: go on from the checkpoint in `out_dir`; with the same config, seed, spaces and metadata the result is
             bit for bit the one of an uninterrupted training.
-        on_step: called after each step with (environment steps so far, info).
-        on_episode: called at the end of each episode, before the next reset, with (env, episode).
+        on_step: called with the environment steps so far: after each step, with `workers` after each episode.
+        on_episode: called with each episode, in their order; without `workers` at its end, before the next reset.
         metadata: JSON to be stored with the agent, for example the rules' names; `Agent.metadata` has it again.
         checkpoint_secs: least time between checkpoints; they are written between updates, and at the end.
+        workers: collect the episodes there, several at once.
 
     Raises:
         AgentError: `out_dir` holds a training and `resume` is off, or holds none and it is on; or it was trained with
-            another config, seed, environment or metadata.
+            another config, seed, environment or metadata; or the workers cannot work.
     """
     folder = Path(out_dir)
     if total_steps < 1 or seed < 0:
@@ -125,73 +135,49 @@ def train(
             _save(path, learner, identity, counts)
         started = time.monotonic() - counts.wall_secs
         saved_at = time.monotonic()
-        with ProgressLog(folder, counts.updates, counts.env_steps) as log:
+        with ProgressLog(folder, counts.updates, counts.env_steps) as log, ExitStack() as stack:
+            steps = counts.env_steps  # those of episodes that have not been learnt from included
+
+            def steps_done(number: int) -> None:
+                nonlocal steps
+                steps += number
+                if on_step is not None:
+                    on_step(steps)
+
+            pool = None
+            if workers is not None and counts.env_steps < total_steps:
+                pool = stack.enter_context(open_pool(workers, config, seed, sizes))
             while counts.env_steps < total_steps:
-                episodes = list(_rollout(env, learner, counts.env_steps, on_step, on_episode))
+                quota = Quota(config.steps_per_update, counts.mean_length)
+                rollout = (
+                    _rollout(env, learner.policy, seed, counts.episodes, quota, steps_done)
+                    if pool is None
+                    else pool.collect(policy_tensors(learner.policy), counts.episodes, quota, steps_done)
+                )
+                episodes = []
+                for episode in rollout:
+                    if on_episode is not None:
+                        on_episode(episode)
+                    episodes.append(episode)
                 losses = learner.update(episodes)
                 counts.add(episodes)
                 counts.wall_secs = time.monotonic() - started
-                mean_length = sum(len(episode) for episode in episodes) / len(episodes)
-                log.write({**_line(counts), "mean_length": mean_length, **losses})
+                log.write({**_line(counts), **losses})
                 if time.monotonic() - saved_at >= checkpoint_secs or counts.env_steps >= total_steps:
                     _save(path, learner, identity, counts)
                     saved_at = time.monotonic()
     return TrainingResult(checkpoint=path, **dataclasses.asdict(counts))
 
 
-def collect_episode(env: gymnasium.Env, learner: PPO, on_step: Callable[[Mapping[str, Any]], None]) -> Episode:
-    """One episode under the learner's policy, from a reset with a seed of the learner's to its end."""
-    episode = Episode()
-    observation, info = env.reset(seed=int(learner.rng.integers(2**31)))
-    _note_time(episode, info)
-    kept = compact(observation, learner.sizes)
-    while not (episode.terminated or episode.truncated):
-        if kept.num_sites == 0:
-            raise AgentError("environment: neither a rule nor stop is allowed, yet the episode goes on; mend its masks")
-        site, log_prob, value = learner.act(kept)
-        action = np.array([kept.site_rules[site], kept.site_locations[site]], dtype=np.int64)
-        observation, reward, terminated, truncated, info = env.step(action)
-        episode.observations.append(kept)
-        episode.sites.append(site)
-        episode.rewards.append(float(reward))
-        episode.values.append(value)
-        episode.log_probs.append(log_prob)
-        episode.terminated, episode.truncated = bool(terminated), bool(truncated)
-        _note_time(episode, info)
-        if "rule" in info:
-            episode.rules.append(str(info["rule"]))
-        on_step(info)
-        if not terminated:
-            kept = compact(observation, learner.sizes)
-    if not episode.terminated:
-        episode.last_value = learner.policy.value(kept)
-    return episode
-
-
 def _rollout(
-    env: gymnasium.Env, learner: PPO, env_steps: int, on_step: OnStep | None, on_episode: OnEpisode | None
+    env: gymnasium.Env, policy: TwoStepPolicy, seed: int, first: int, quota: Quota, on_step: Callable[[int], None]
 ) -> Iterator[Episode]:
-    """Whole episodes until there are at least `steps_per_update` steps; `env_steps` were done before."""
-    steps = 0
-
-    def step_done(info: Mapping[str, Any]) -> None:
-        nonlocal steps
-        steps += 1
-        if on_step is not None:
-            on_step(env_steps + steps, info)
-
-    while steps < learner.config.steps_per_update:
-        episode = collect_episode(env, learner, step_done)
-        if on_episode is not None:
-            on_episode(env, episode)
+    """An update's episodes, from number `first` on, collected here; `on_step(1)` follows each step."""
+    while quota.open:
+        rng = episode_rng(seed, first + quota.taken)
+        episode = collect_episode(env, policy, rng, lambda: on_step(1))
+        quota.add(len(episode))
         yield episode
-
-
-def _note_time(episode: Episode, info: Mapping[str, Any]) -> None:
-    """Keep the time an info tells: an environment need not measure at each step, and a kernel can fail."""
-    run_secs = info.get("run_secs")
-    if run_secs is not None and math.isfinite(run_secs):
-        episode.run_secs.append(float(run_secs))
 
 
 @contextmanager

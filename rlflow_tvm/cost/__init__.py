@@ -19,6 +19,7 @@ from rlflow_tvm.cost.learned import LEAST_SAMPLES, LearnedCost, Prediction, Samp
 from rlflow_tvm.cost.machine import target_key
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
+from rlflow_tvm.cost.quiet import QuietMachine
 from rlflow_tvm.cost.roofline import Roofline, export_peak, measure_roofline, peak_flops
 from rlflow_tvm.cost.rpc import RpcDevices
 from rlflow_tvm.cost.temperature import Temperatures
@@ -41,6 +42,7 @@ __all__ = [
     "Measurement",
     "Prediction",
     "PredictionPolicy",
+    "QuietMachine",
     "Roofline",
     "RpcDevices",
     "Runners",

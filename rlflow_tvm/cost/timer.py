@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from typing import Protocol, Self
 
 import tvm
@@ -49,7 +49,9 @@ class KernelTimer:
     A kernel that takes too long, or whose worker is killed, has a second try, as has one whose server is lost: the
     second that it takes is a "crash". `version` names what the times depend on beside kernel and target: by default
     the kernel pipeline's version, for another `schedule` that function's name. `timeout_secs` bounds building, sending
-    and running of one kernel together. A context manager; `close` ends the workers. Not for use from several threads.
+    and running of one kernel together. `quiet`: entered while measuring, where other processes of this machine use the
+    database for the same purpose at the same time (`QuietMachine.measuring`): what one has measured stands for all.
+    A context manager; `close` ends the workers. Not for use from several threads.
     CostError at construction for a GPU's target on a machine without one; with `remote`, for a target that does not
     say how many cores the machines have.
     """
@@ -63,6 +65,7 @@ class KernelTimer:
         schedule: str = DEFAULT_SCHEDULE,
         version: str | None = None,
         remote: RpcDevices | None = None,
+        quiet: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
         if remote is None:
             check_device(target)
@@ -74,6 +77,7 @@ class KernelTimer:
         self.database = database
         self.timeout_secs = timeout_secs
         self.schedule = schedule
+        self.quiet = quiet
         self.version = version if version is not None else _version_of(schedule)
         self.measured = 0
         """Kernels measured so far (the rest came from memory or the database)."""
@@ -92,7 +96,18 @@ class KernelTimer:
         `on_progress(done, total)` is called after each kernel that had to be measured, `total` being their number; what
         came before an error is kept. CostError when the worker cannot be started, or there is no other machine (left).
         """
-        todo = {known_as(kernel): kernel for kernel in kernels if self.lookup(kernel) is None}
+        todo = self._unknown(kernels)
+        if todo and self.quiet is not None:
+            with self.quiet():  # others may have measured some while this one waited
+                self._measure(self._unknown(kernels), on_progress)
+        else:
+            self._measure(todo, on_progress)
+        return [self._known[known_as(kernel)] for kernel in kernels]
+
+    def _unknown(self, kernels: Sequence[MeasurableKernel]) -> dict[str, MeasurableKernel]:
+        return {known_as(kernel): kernel for kernel in kernels if self.lookup(kernel) is None}
+
+    def _measure(self, todo: Mapping[str, MeasurableKernel], on_progress: Callable[[int, int], None] | None) -> None:
         keys = list(todo)
         requests = [_request(kernel.func, kernel.cold) for kernel in todo.values()]
         with closing(self._workers.answers(requests, self.timeout_secs, _TRIES)) as answers:
@@ -106,7 +121,6 @@ class KernelTimer:
                 self._known[key] = measurement
                 if on_progress is not None:
                     on_progress(done, len(todo))
-        return [self._known[known_as(kernel)] for kernel in kernels]
 
     def lookup(self, kernel: MeasurableKernel) -> Measurement | None:
         """What is known of a kernel, without measuring."""

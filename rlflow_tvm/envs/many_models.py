@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +17,8 @@ from rlflow_tvm.errors import EnvError
 class ManyModelsEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
     """Chooses one environment at each reset, uniformly by the reset's seed, so that a resumed training meets the same.
 
-    `model` is the name of the one in use, `current` the environment itself. All must have the same rules.
+    `model` is the name of the one in use, `current` the environment itself. All must have the same rules. The last info
+    of an episode holds as `episode` its cheapest graph: {"model", "run_secs", "plan"}, the plan's fields as JSON.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own convention
@@ -27,6 +30,7 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         self.model = next(iter(self._envs))
         self.observation_space = self.current.observation_space
         self.action_space = self.current.action_space
+        self._best = math.inf, self.current.state
 
     @property
     def current(self) -> GraphRewriteEnv:
@@ -37,10 +41,17 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         super().reset(seed=seed)
         self.model = list(self._envs)[int(self.np_random.integers(len(self._envs)))]
+        self._best = math.inf, self.current.state
         return self.current.reset(seed=seed, options=options)
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        return self.current.step(action)
+        observation, reward, terminated, truncated, info = self.current.step(action)
+        if info["run_secs"] < self._best[0]:
+            self._best = info["run_secs"], self.current.state
+        if terminated or truncated:
+            run_secs, state = self._best
+            info["episode"] = {"model": self.model, "run_secs": run_secs, "plan": dataclasses.asdict(state.plan)}
+        return observation, reward, terminated, truncated, info
 
     def close(self) -> None:
         for env in self._envs.values():

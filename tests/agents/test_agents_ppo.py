@@ -72,9 +72,9 @@ def test_settings_round_trip_and_unknown_ones_are_refused():
 
 def one_step_episodes(learner, observation, reward_of):
     """Forty one-step episodes under the learner's policy, rewarded by the chosen site."""
-    episodes = []
+    episodes, rng = [], np.random.default_rng(0)
     for _ in range(40):
-        site, log_prob, value = learner.act(observation)
+        site, log_prob, value = learner.policy.choose(observation, rng)
         episodes.append(
             Episode(
                 observations=[observation],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from fake_cost import FakeCostModel
@@ -9,7 +11,7 @@ from small_models import LANES, MODELS
 
 from rlflow_tvm.envs import GraphRewriteEnv, ManyModelsEnv, RewriteProblem
 from rlflow_tvm.errors import EnvError
-from rlflow_tvm.passes import CATALOGUE, RuleSet, default_rules
+from rlflow_tvm.passes import CATALOGUE, Plan, RuleSet, default_rules
 
 
 def make_env(name: str, rules: RuleSet | None = None) -> GraphRewriteEnv:
@@ -55,6 +57,27 @@ def test_steps_go_to_the_current_model(env):
     assert len(env.current.plan) == 1
     assert env.observation_space.contains(observation)
     assert {name: len(e.plan) for name, e in env._envs.items() if name != env.model} == other
+
+
+def test_the_last_info_holds_the_cheapest_graph_of_the_episode(env):
+    rng = np.random.default_rng(0)
+    seen = set()
+    for seed in range(12):
+        observation, info = env.reset(seed=seed)
+        found, over = [], False
+        while not over:
+            assert "episode" not in info
+            actions = np.argwhere(observation["location_mask"])
+            observation, _, terminated, truncated, info = env.step(actions[rng.integers(len(actions))])
+            found.append((info["run_secs"], env.current.plan))
+            over = terminated or truncated
+        secs, plan = min(found, key=lambda pair: pair[0])
+        told = info["episode"]
+        assert (told["model"], told["run_secs"]) == (env.model, secs)
+        stored = json.loads(json.dumps(told["plan"]))
+        assert Plan(**{**stored, "actions": tuple(stored["actions"])}) == plan
+        seen.add(len(plan))
+    assert len(seen) > 1
 
 
 def test_no_models_are_refused():

@@ -1,0 +1,109 @@
+"""Collecting episodes: which ones make up an update, and how each of them goes.
+
+An episode is determined by the training's seed, its number and the policy's parameters, so that it does not matter
+which process collects it, or how often it is begun.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from rlflow_tvm.agents.observation import compact
+from rlflow_tvm.agents.policy import TwoStepPolicy
+from rlflow_tvm.agents.rollout import Episode
+from rlflow_tvm.errors import AgentError
+
+
+class Quota:
+    """How many episodes an update takes: as many as are `planned` once all planned ones are there.
+
+    The plan rests on the lengths of episodes in the order of their numbers alone. So it is the same for any number of
+    workers, every episode that was begun is learnt from, and several can be begun at once: after each episode in turn,
+    as many more as the missing steps should need, rounded down, but at least one.
+
+    Args:
+        steps: wanted; the update has at least as many.
+        mean_length: of the update before; None in the first one, where the number doubles at most until it is known.
+    """
+
+    def __init__(self, steps: int, mean_length: float | None) -> None:
+        self.planned = 0
+        self.taken = 0
+        self._missing, self._mean_length, self._steps = steps, mean_length, 0
+        self._plan()
+
+    def add(self, length: int) -> None:
+        """Take in the next episode's number of steps."""
+        self.taken += 1
+        self._missing -= length
+        self._steps += length
+        self._plan()
+
+    @property
+    def open(self) -> bool:
+        """Whether a planned episode is not there yet."""
+        return self.taken < self.planned
+
+    def _plan(self) -> None:
+        if self._missing <= 0:
+            return
+        if self._mean_length is not None:
+            ahead = int(self._missing / self._mean_length)
+        else:
+            ahead = min(self._missing * self.taken // max(1, self._steps), self.taken)
+        self.planned = max(self.planned, self.taken + max(1, ahead))
+
+
+def episode_rng(seed: int, number: int) -> np.random.Generator:
+    """The random numbers of episode `number` (from 0) of a training: its reset's seed first, then its actions."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number,)))
+
+
+def collect_episode(
+    env: gymnasium.Env,
+    policy: TwoStepPolicy,
+    rng: np.random.Generator,
+    on_step: Callable[[], None] = lambda: None,
+) -> Episode:
+    """One episode under the policy, from a reset with a seed of `rng`'s to its end; `on_step` follows each step.
+
+    The last info's `episode`, JSON, is kept as the episode's summary. AgentError where the masks leave nothing to do.
+    """
+    episode = Episode()
+    observation, info = env.reset(seed=int(rng.integers(2**31)))
+    _note_time(episode, info)
+    kept = compact(observation, policy.sizes)
+    while not (episode.terminated or episode.truncated):
+        if kept.num_sites == 0:
+            raise AgentError("environment: neither a rule nor stop is allowed, yet the episode goes on; mend its masks")
+        site, log_prob, value = policy.choose(kept, rng)
+        action = np.array([kept.site_rules[site], kept.site_locations[site]], dtype=np.int64)
+        observation, reward, terminated, truncated, info = env.step(action)
+        episode.observations.append(kept)
+        episode.sites.append(site)
+        episode.rewards.append(float(reward))
+        episode.values.append(value)
+        episode.log_probs.append(log_prob)
+        episode.terminated, episode.truncated = bool(terminated), bool(truncated)
+        _note_time(episode, info)
+        if "rule" in info:
+            episode.rules.append(str(info["rule"]))
+        on_step()
+        if not terminated:
+            kept = compact(observation, policy.sizes)
+    if not episode.terminated:
+        episode.last_value = policy.value(kept)
+    episode.summary = dict(info.get("episode", {}))
+    return episode
+
+
+def _note_time(episode: Episode, info: Mapping[str, Any]) -> None:
+    """Keep the time an info tells: an environment need not measure at each step, and a kernel can fail."""
+    run_secs = info.get("run_secs")
+    if run_secs is not None and math.isfinite(run_secs):
+        episode.run_secs.append(float(run_secs))

@@ -1,0 +1,94 @@
+"""A rollout worker's side: an environment and a policy in a process of their own, which collect episodes when asked.
+
+Requests and answers are messages (see `messages`) with an "op":
+- "start": `factory`, `arguments`, `config`, `seed`: once, first; answered with the sizes of the observations
+- "load": the policy's tensors; not answered
+- "episode": `number`; answered with the episode
+An answer may be {"error": ...} instead, one line that a user can mend, or {"bug": ...}, a traceback.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import select
+import threading
+import traceback
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+import gymnasium
+import torch
+
+from rlflow_tvm.agents.collect import collect_episode, episode_rng
+from rlflow_tvm.agents.config import PPOConfig
+from rlflow_tvm.agents.messages import pack, pack_episode, unpack
+from rlflow_tvm.agents.observation import ObservationSizes
+from rlflow_tvm.agents.policy import TwoStepPolicy
+from rlflow_tvm.agents.ppo import load_policy_tensors
+from rlflow_tvm.errors import AgentError, RlflowError
+
+
+class RolloutWorker:
+    """Answers the requests of one training."""
+
+    def handle(self, request: bytes) -> bytes:
+        """The answer to a request; empty where there is none."""
+        try:
+            message, tensors = unpack(request)
+            if message["op"] == "start":
+                return self._start(message)
+            if message["op"] == "load":
+                self._loaded = False
+                load_policy_tensors(self._policy, tensors)
+                self._loaded = True
+                return b""
+            if not self._loaded:  # the error was an answer that nobody waits for
+                raise AgentError("workers: the policy does not fit theirs; use the same rlflow_tvm on all machines")
+            rng = episode_rng(self._seed, message["number"])
+            return pack_episode(collect_episode(self._env, self._policy, rng))
+        except RlflowError as error:
+            return pack({"error": str(error)})
+        except Exception:  # noqa: BLE001  process boundary: the training raises it
+            return pack({"bug": traceback.format_exc()})
+
+    def _start(self, message: Mapping[str, Any]) -> bytes:
+        config = PPOConfig.from_dict(message["config"])
+        torch.set_num_threads(config.threads)  # as where there are no workers, for the same numbers
+        self._seed = int(message["seed"])
+        self._env = make_env(message["factory"], message["arguments"])
+        sizes = ObservationSizes.from_space(self._env.observation_space)
+        self._policy, self._loaded = TwoStepPolicy(sizes, config.hidden, config.rounds), False
+        return pack({"sizes": dataclasses.asdict(sizes)})
+
+
+def make_env(factory: str, arguments: Mapping[str, Any]) -> gymnasium.Env:
+    """The environment that `factory`, "module:function", makes of JSON arguments; AgentError where there is none."""
+    module, _, name = factory.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise AgentError(
+            f'environment factory {factory!r}: {error}; give "module:function", importable in a new process'
+        ) from error
+    return function(**arguments)
+
+
+def serve(descriptor: int) -> None:
+    """Answer the requests that come through a connection until the other side is closed, and then end at once."""
+    threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
+    connection, worker = Connection(descriptor), RolloutWorker()
+    while True:
+        answer = worker.handle(connection.recv_bytes())
+        if answer:
+            connection.send_bytes(answer)
+
+
+def _end_with(descriptor: int) -> None:
+    """End this process when the training closes its side or is gone, in the middle of an episode too."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # nothing but hanging up
+    poll.poll()
+    os._exit(0)

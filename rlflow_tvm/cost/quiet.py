@@ -1,0 +1,84 @@
+"""Quiet for measuring: processes of one machine that compute side by side stop while one of them measures."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlflow_tvm.errors import CostError
+
+
+class QuietMachine:
+    """A lock that many hold while they compute, or one while it measures; the system frees what a dead process held.
+
+    Two files beside `path`, which stay: ".busy" is locked shared by those that compute, and alone by the one that
+    measures; ".turn" is passed by everybody on the way in. Who wants to measure holds it while waiting, so that it
+    need not wait for ever for a moment at which nobody computes. Locks belong to the open files: two objects in one
+    process exclude each other like two processes. Not for use from several threads. CostError where the files cannot
+    be opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.computing = False
+        """Whether this object holds the lock as one that computes."""
+        self._busy = _open(Path(f"{path}.busy"))
+        try:
+            self._turn = _open(Path(f"{path}.turn"))
+        except BaseException:
+            os.close(self._busy)
+            raise
+
+    def compute(self) -> None:
+        """Go on computing, after those that wait to measure; to be called again and again in long work."""
+        self.rest()
+        fcntl.flock(self._turn, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(self._busy, fcntl.LOCK_SH)
+            self.computing = True
+        finally:
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
+
+    def rest(self) -> None:
+        """Compute no longer: what follows disturbs nobody."""
+        fcntl.flock(self._busy, fcntl.LOCK_UN)
+        self.computing = False
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Nobody else computes or measures inside; one that computes goes on with it afterwards."""
+        computing = self.computing
+        self.rest()  # two that compute and wait for each other's end would never measure
+        fcntl.flock(self._turn, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(self._busy, fcntl.LOCK_EX)
+        finally:
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            self.rest()
+            if computing:
+                self.compute()
+
+    def close(self) -> None:
+        """Give everything back."""
+        os.close(self._busy)
+        os.close(self._turn)
+
+    def __enter__(self) -> QuietMachine:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise CostError(
+            f"{path} cannot be opened ({error.strerror}): set RLFLOW_TVM_HOME to a folder that can be written"
+        ) from error

@@ -1,0 +1,176 @@
+"""The environment of a training on models, built alike by the training itself and by each of its workers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from socket import gethostname
+from typing import Any
+
+import gymnasium
+import numpy as np
+import tvm
+
+from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, Measurement, QuietMachine, RpcDevices, default_path
+from rlflow_tvm.envs import GraphRewriteEnv, ManyModelsEnv, RewriteProblem
+from rlflow_tvm.errors import UsageError
+from rlflow_tvm.frontend import import_models
+
+FACTORY = "rlflow_tvm.rollouts:worker_env"
+"""What makes the environment in a worker; `description` gives its arguments."""
+
+
+def make_problems(modules: Mapping[str, tvm.IRModule], cost_model: CostModel) -> dict[str, RewriteProblem]:
+    """Each model's problem; prices their graphs as they are."""
+    return {name: RewriteProblem(mod, cost_model) for name, mod in modules.items()}
+
+
+def make_env(problems: Mapping[str, RewriteProblem], horizon: int, reward: str) -> ManyModelsEnv:
+    """All of them in one environment."""
+    return ManyModelsEnv(
+        {name: GraphRewriteEnv(problem=problem, horizon=horizon, reward=reward) for name, problem in problems.items()}
+    )
+
+
+def structures(problems: Mapping[str, RewriteProblem]) -> list[str]:
+    """The structural hashes of the models' graphs."""
+    return [f"{problem.start.structural_hash:016x}" for problem in problems.values()]
+
+
+class RecordingDatabase(KernelDatabase):
+    """A database that remembers what this process put into it since `taken` was last called."""
+
+    def __init__(self, path: Path) -> None:
+        self._rows: list[list[Any]] = []
+        super().__init__(path)
+
+    def put(self, key: str, target_key: str, version: str, measurement: Measurement, tvm_version: str = "") -> None:
+        super().put(key, target_key, version, measurement, tvm_version)
+        self._rows.append([key, target_key, version, dataclasses.asdict(measurement), tvm_version])
+
+    def put_kernel(self, key: str, name: str, features: Mapping[str, float]) -> None:
+        super().put_kernel(key, name, features)
+        self._rows.append([key, name, dict(features)])
+
+    def taken(self) -> list[list[Any]]:
+        """The arguments of those calls of `put` and `put_kernel`, as JSON takes them."""
+        rows, self._rows = self._rows, []
+        return rows
+
+
+def store_rows(database: KernelDatabase, rows: list[list[Any]], target_key: str) -> None:
+    """Put in what `RecordingDatabase.taken` gave, as far as it is for `target_key` and not known."""
+    for row in rows:
+        if len(row) == len(("key", "name", "features")):
+            database.put_kernel(*row)
+            continue
+        key, theirs, version, measurement, tvm_version = row
+        if theirs == target_key and database.get(key, theirs, version) is None:
+            database.put(key, theirs, version, Measurement(**measurement), tvm_version)
+
+
+class ConsiderateEnv(gymnasium.Wrapper):
+    """Computes while nobody measures on this machine: from reset to the end of the episode, with a stop at each step.
+
+    `rows`: called at an episode's end, and told with it as `rows`. `owned`: closed with the environment.
+    """
+
+    def __init__(
+        self, env: gymnasium.Env, quiet: QuietMachine, rows: Callable[[], list[Any]], owned: ExitStack | None = None
+    ) -> None:
+        super().__init__(env)
+        self._quiet, self._rows = quiet, rows
+        self._owned = owned or ExitStack()
+
+    def close(self) -> None:
+        super().close()
+        self._owned.close()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._quiet.compute()
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: np.ndarray) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._quiet.compute()
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            info["episode"] = {**info["episode"], "rows": self._rows()}
+            self._quiet.rest()
+        return observation, reward, terminated, truncated, info
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a process prices graphs with; `quiet` is None where it is the only one."""
+
+    database: RecordingDatabase
+    cost_model: CostModel
+    quiet: QuietMachine | None
+
+
+@contextmanager
+def open_prices(target: tvm.target.Target, shared: bool, remote: RpcDevices | None = None) -> Iterator[Prices]:
+    """This machine's kernel database and a cost model over it; with `remote` kernels are measured on those machines.
+
+    With `shared` several processes do the same at once: they take turns at measuring, and take what any of them
+    measured for the price, so that a graph costs the same everywhere.
+    """
+    with ExitStack() as stack:
+        database = stack.enter_context(closing(RecordingDatabase(default_path())))
+        quiet = stack.enter_context(QuietMachine(database.path)) if shared else None
+        measuring = None if quiet is None else quiet.measuring
+        timer = stack.enter_context(KernelTimer(target, database, remote=remote, quiet=measuring))
+        if quiet is not None:
+            with quiet.measuring():  # the timer itself does not ask for quiet here: it is measured once for all
+                timer.launch_secs()
+        yield Prices(database, stack.enter_context(CostModel(target, timer=timer)), quiet)
+
+
+def description(
+    models: Mapping[str, Path],
+    shapes: Mapping[str, tuple[int, ...]],
+    target: tvm.target.Target,
+    remote: RpcDevices | None,
+    horizon: int,
+    reward: str,
+    problems: Mapping[str, RewriteProblem],
+) -> dict[str, Any]:
+    """The arguments of `worker_env` for the environment that `make_env` makes of `problems`."""
+    return {
+        "models": {name: str(Path(path).absolute()) for name, path in models.items()},
+        "shapes": {name: list(shape) for name, shape in shapes.items()},
+        "target": tvm.ir.save_json(target),
+        "remote": None if remote is None else dataclasses.asdict(remote),
+        "horizon": horizon,
+        "reward": reward,
+        "expected": structures(problems),
+    }
+
+
+def worker_env(
+    models: Mapping[str, str],
+    shapes: Mapping[str, list[int]],
+    target: str,
+    remote: Mapping[str, Any] | None,
+    horizon: int,
+    reward: str,
+    expected: list[str],
+) -> gymnasium.Env:
+    """A worker's environment, with prices of its own.
+
+    `expected`: the structures of the training's own graphs. UsageError where the models are others here.
+    """
+    with ExitStack() as stack:
+        devices = None if remote is None else RpcDevices(**remote)
+        prices = stack.enter_context(open_prices(tvm.ir.load_json(target), True, devices))
+        assert prices.quiet is not None, "it was asked for"
+        modules = import_models(models, {name: tuple(shape) for name, shape in shapes.items()})
+        problems = make_problems(modules, prices.cost_model)
+        if structures(problems) != expected:
+            files = ", ".join(models.values())
+            raise UsageError(f"{files}: not the same on {gethostname()} as where the training began; copy them there")
+        env = make_env(problems, horizon, reward)
+        return ConsiderateEnv(env, prices.quiet, prices.database.taken, stack.pop_all())

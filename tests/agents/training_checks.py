@@ -1,0 +1,94 @@
+"""Comparing trainings, and environments that end the process they are in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from toy_env import ToyRewriteEnv
+
+from rlflow_tvm.agents.checkpoint import load_checkpoint
+from rlflow_tvm.agents.progress import read_progress
+
+
+def curve(folder):
+    """The log without its clock."""
+    return [{k: v for k, v in line.items() if k != "wall_secs"} for line in read_progress(folder / "progress.jsonl")]
+
+
+def state(folder):
+    """A checkpoint's tensors, and its description without the clock."""
+    tensors, description = load_checkpoint(folder / "agent.safetensors")
+    description["counts"].pop("wall_secs")
+    return tensors, description
+
+
+def assert_same_training(one, other):
+    """Bit for bit: parameters, optimizer, random states, counts, logged curve."""
+    (tensors, description), (tensors2, description2) = state(one), state(other)
+    assert tensors.keys() == tensors2.keys()
+    assert [name for name, value in tensors.items() if not torch.equal(value, tensors2[name])] == []
+    assert description == description2
+    assert curve(one) == curve(other)
+
+
+class Announced(ToyRewriteEnv):
+    """Leaves a file named by its process in `folder`, with a line for each reset; waits until there are `company`."""
+
+    def __init__(self, folder: str, company: int = 1, **options) -> None:
+        super().__init__(**options)
+        self.file = Path(folder) / str(os.getpid())
+        self.file.touch()
+        while len(list(Path(folder).iterdir())) < company:
+            time.sleep(0.01)
+
+    def reset(self, *, seed=None, options=None):
+        with self.file.open("a") as file:
+            file.write(f"{seed}\n")
+        return super().reset(seed=seed, options=options)
+
+
+class Mortal(Announced):
+    """Dies, as if killed by the system, in the second step of the episode with reset seed `fatal`, `times` times."""
+
+    def __init__(self, fatal: int, times: int, **options) -> None:
+        super().__init__(**options)
+        self.fatal, self.times = fatal, times
+        self.deaths = self.file.with_name("deaths")
+        self.reset_seed: int | None = None
+
+    def reset(self, *, seed=None, options=None):
+        self.reset_seed = seed
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        died = len(self.deaths.read_text()) if self.deaths.exists() else 0
+        if self.reset_seed == self.fatal and self.steps == 1 and died < self.times:
+            with self.deaths.open("a") as file:
+                file.write("x")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+class Faulty(ToyRewriteEnv):
+    """Raises in its first step."""
+
+    def step(self, action):
+        raise LookupError("no such thing")
+
+
+def refuses(**options):
+    """A factory that cannot make an environment."""
+    from rlflow_tvm.errors import EnvError
+
+    raise EnvError(f"no environment with {options}; give others")
+
+
+def ends(**options):
+    """A factory that ends its process."""
+    print("no room for me", file=sys.stderr, flush=True)
+    os._exit(7)

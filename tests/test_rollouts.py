@@ -1,0 +1,127 @@
+"""What a worker's environment adds to the training's own: consideration for others, and the rows it measured."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from fake_cost import FakeCostModel
+from small_models import LANES, conv_chain
+
+from rlflow_tvm import rollouts
+from rlflow_tvm.cost import KernelDatabase, Measurement, QuietMachine
+from rlflow_tvm.envs import GraphRewriteEnv, ManyModelsEnv, RewriteProblem
+from rlflow_tvm.errors import UsageError
+from rlflow_tvm.frontend import zoo
+from rlflow_tvm.kernels import as_target
+from rlflow_tvm.passes import default_rules
+from rlflow_tvm.rollouts import ConsiderateEnv, RecordingDatabase, description, store_rows, worker_env
+
+
+def considerate(quiet, rows=list) -> ConsiderateEnv:
+    problem = RewriteProblem(conv_chain(), FakeCostModel(), default_rules(LANES))
+    return ConsiderateEnv(ManyModelsEnv({"m": GraphRewriteEnv(problem=problem, horizon=2)}), quiet, rows)
+
+
+def test_an_episode_makes_way_at_each_step_and_at_its_end(tmp_path):
+    with QuietMachine(tmp_path / "lock") as quiet, QuietMachine(tmp_path / "lock") as other:
+        env = considerate(quiet)
+        order = []
+
+        def measure():
+            with other.measuring():
+                order.append("measured")
+
+        observation, _ = env.reset(seed=0)
+        assert quiet.computing
+        waiting = threading.Thread(target=measure)
+        waiting.start()
+        waiting.join(0.3)
+        assert order == []  # between reset and step there is no gap
+        rule, location = next(zip(*observation["location_mask"][:-1].nonzero(), strict=True))
+        env.step((rule, location))
+        order.append("stepped")
+        waiting.join()
+        assert sorted(order) == ["measured", "stepped"]
+        assert quiet.computing
+        *_, terminated, _, info = env.step((env.unwrapped.current.stop, 0))
+        assert terminated
+        assert info["episode"]["rows"] == []
+        assert not quiet.computing
+        measure()  # at once
+
+
+def test_rows_go_with_the_episode_and_into_another_database_once(tmp_path):
+    ours, theirs = Measurement(run_secs=1.0), Measurement(run_secs=2.0, repeats=7, spread=0.1, slowdown=1.0)
+    with RecordingDatabase(tmp_path / "there.sqlite") as there, KernelDatabase(tmp_path / "here.sqlite") as here:
+        assert isinstance(there, RecordingDatabase)
+        there.put("a", "t", "v", theirs, "0.27")
+        there.put("b", "t", "v", theirs, "0.27")
+        there.put("c", "another machine", "v", theirs, "0.27")
+        here.put("a", "t", "v", ours)
+        with QuietMachine(tmp_path / "lock") as quiet:
+            env = considerate(quiet, there.taken)
+            for number in (3, 0):
+                env.reset(seed=0)
+                *_, info = env.step((env.unwrapped.current.stop, 0))
+                rows = json.loads(json.dumps(info["episode"]["rows"]))
+                assert len(rows) == number
+                store_rows(here, rows, "t")
+        assert here.get("a", "t", "v") == ours
+        assert here.get("b", "t", "v") == theirs
+        assert len(here) == 2
+
+
+class Timer:
+    """In place of a timer: nothing is measured."""
+
+    def __init__(self, target, database, quiet):
+        self.quiet = quiet
+
+    def launch_secs(self) -> float:
+        return 1e-6
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        pass
+
+
+class Priced(FakeCostModel):
+    def __init__(self, target, timer) -> None:
+        super().__init__()
+        self.target = target
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        pass
+
+
+def test_a_worker_builds_what_the_training_describes(tmp_path, monkeypatch):
+    monkeypatch.setattr(rollouts, "KernelTimer", Timer)
+    monkeypatch.setattr(rollouts, "CostModel", Priced)
+    monkeypatch.setenv("RLFLOW_TVM_HOME", str(tmp_path))
+    target = as_target({"kind": "llvm", "mcpu": "znver4", "num-cores": 2})
+    models = {"demo": zoo.path("demo")}
+    with rollouts.open_prices(target, shared=False) as prices:
+        assert prices.quiet is None
+        modules = rollouts.import_models(models, {})
+        problems = rollouts.make_problems(modules, prices.cost_model)
+        own = rollouts.make_env(problems, 3, "improvement")
+    told = json.loads(json.dumps(description(models, {}, target, None, 3, "improvement", problems)))
+    env = worker_env(**told)
+    assert isinstance(env, ConsiderateEnv)
+    assert env.observation_space == own.observation_space
+    assert str(env.unwrapped.current.problem.cost_model.target) == str(target)
+    assert env.unwrapped.current.horizon == 3
+    for seed in range(3):
+        (seen, info), (expected, expected_info) = env.reset(seed=seed), own.reset(seed=seed)
+        assert info == expected_info
+        assert (seen["graph"].nodes == expected["graph"].nodes).all()
+    env.close()
+    with pytest.raises(UsageError, match="not the same on"):
+        worker_env(**{**told, "expected": ["0"]})
