@@ -95,15 +95,11 @@ class Matches:
         self.parameters = ruleset.parameters(graph)
         self.by_rule: dict[str, tuple[Match, ...]] = {}
         self._pairs: dict[str, Pairs] = {}
-        steady = before is not None and _same_order(before.graph, graph)
+        steady = before if before is not None and _same_order(before.graph, graph) else None
         for rule in ruleset.rules:
             name, terms = rule.name, range(len(rule.equation.left))
-            if (
-                steady
-                and before is not None
-                and all(roots.get((name, n)) is before._roots.get((name, n)) for n in terms)
-            ):
-                self.by_rule[name], self._pairs[name] = before.by_rule[name], before._pairs[name]
+            if steady is not None and all(roots.get((name, n)) is steady._roots.get((name, n)) for n in terms):
+                self.by_rule[name], self._pairs[name] = steady.by_rule[name], steady._pairs[name]
                 continue
             self._pairs[name] = {}
             self.by_rule[name] = tuple(self._join(rule, before._pairs[name] if before is not None else {}))

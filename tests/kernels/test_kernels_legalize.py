@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from small_models import TARGET
+from small_models import TARGET, module
 from tvm import relax, te
 from tvm.relax import op as rx
 
 from rlflow_tvm.errors import KernelError
-from rlflow_tvm.kernels import extract_kernels, pipeline
+from rlflow_tvm.kernels import Choice, Lowering, extract_kernels, pipeline
 
 _VECTOR = relax.TensorType((40,), "float32")
 
@@ -84,3 +84,23 @@ def test_an_operator_without_a_kernel_is_named() -> None:
         KernelError, match=r"no kernel of relax\.power with operands \('int32', 4\).*power only applies"
     ):
         extract_kernels(mod, TARGET)
+
+
+def test_an_operand_that_has_become_a_weight_is_asked_about_again() -> None:
+    """One and the same binding: a rewrite elsewhere can turn what it reads into work on weights."""
+    asked: list[bool] = []
+
+    def choose(choice: Choice) -> str:
+        asked.append(choice.weight)
+        return choice.options[0].name
+
+    def body(emit, x, w):
+        return rx.nn.conv2d(x, w, padding=1)
+
+    given = module({"x": (1, 32, 28, 28), "w": (32, 32, 3, 3)}, {}, body)
+    known = tvm.IRModule({"main": given["main"].with_attr("num_input", 1)})
+    lowering = Lowering(TARGET, choose)
+    lowering.launches(given)
+    assert True not in asked
+    lowering.launches(known)
+    assert True in asked

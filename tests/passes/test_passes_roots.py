@@ -1,4 +1,4 @@
-"""Roots of a rewrite that stay, become one, or come back as they were."""
+"""Roots of a rewrite that stay, become one, come back as they were, or change places; pairs of roots that are found."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rlflow_tvm.passes import GraphState, RewriteAction, RewriteRule, RuleSet
 from rlflow_tvm.verify import Comparison
 
 
-def start(mod: tvm.IRModule, rule: RewriteRule) -> GraphState:
-    return GraphState.from_module(mod, RuleSet((rule,), LANES))
+def start(mod: tvm.IRModule, *rules: RewriteRule) -> GraphState:
+    return GraphState.from_module(mod, RuleSet(rules, LANES))
 
 
 def first(state: GraphState, rule: str) -> GraphState:
@@ -64,3 +64,35 @@ def test_two_roots_that_become_one(inner_first):
     assert sorted(operators(after)) == ["abs", "sigmoid"]
     assert [v.name for v in after.graph.outputs] == [v.name for v in state.graph.outputs]
     relax.analysis.well_formed(after.mod)
+
+
+def test_a_pair_is_found_when_one_of_its_roots_changes():
+    pair = RewriteRule("pair", "none", "relu(x), tanh(x) => relu(x), tanh(negative(negative(x)))")
+    undo = RewriteRule("undo", "none", "negative(negative(x)) => x")
+
+    def body(emit, x):
+        left = emit(rx.nn.relu(x))
+        return rx.add(left, emit(rx.tanh(emit(rx.negative(emit(rx.negative(x)))))))
+
+    state = start(module({"x": (3,)}, {}, body), pair, undo)
+    assert not state.sites["pair"]
+    after = first(state, "undo")
+    assert len(after.sites["pair"]) == 1
+    assert after.sites == start(after.mod, pair, undo).sites
+
+
+def test_a_symmetric_pair_follows_roots_that_change_places():
+    pair = RewriteRule("pair", "none", "abs(x), abs(y) => abs(x), abs(abs(y))", symmetric=True)
+    move = RewriteRule("move", "none", "relu(x), tanh(y) => relu(add(x, subtract(y, y))), tanh(y)")
+
+    def body(emit, x, y):
+        left = emit(rx.nn.relu(x))
+        one = emit(rx.abs(x))
+        other = emit(rx.abs(y))
+        return rx.add(emit(rx.add(left, one)), emit(rx.tanh(other)))
+
+    state = start(module({"x": (3,), "y": (3,)}, {}, body), pair, move)
+    after = first(state, "move")
+    (before,), (found,) = state.matches.by_rule["pair"], after.matches.by_rule["pair"]
+    assert [root.name for root in found.roots] == [root.name for root in before.roots][::-1]
+    assert after.sites == start(after.mod, pair, move).sites
