@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import tvm
 
-from rlflow_tvm.cost import RpcDevices
+from rlflow_tvm.cost import RpcDevices, target_key
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.frontend import import_models
@@ -179,13 +179,15 @@ def train_on_models(
         def plans() -> BestPlans:
             return BestPlans(out, problems)
 
+        ours = target_key(target, None if remote is None else remote.key)
+
         def on_step(done: int) -> None:
             if progress is not None:
                 progress(min(done, steps), steps, f"best {100 * plans().best_ratio:.1f} % of the start's cost")
 
         def on_episode(episode: Episode) -> None:
             best = episode.summary
-            store_rows(prices.database, best.get("rows", []), prices.cost_model.timer.target_key)
+            store_rows(prices.database, best.get("rows", []), ours)
             plan = Plan(**{**best["plan"], "actions": tuple(best["plan"]["actions"])})
             plans().offer(best["model"], plan, best["run_secs"])
 

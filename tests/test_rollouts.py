@@ -59,10 +59,11 @@ def test_rows_go_with_the_episode_and_into_another_database_once(tmp_path):
         there.put("a", "t", "v", theirs, "0.27")
         there.put("b", "t", "v", theirs, "0.27")
         there.put("c", "another machine", "v", theirs, "0.27")
+        there.put_kernel("a", "add", {"flops": 3.0})
         here.put("a", "t", "v", ours)
         with QuietMachine(tmp_path / "lock") as quiet:
             env = considerate(quiet, there.taken)
-            for number in (3, 0):
+            for number in (4, 0):
                 env.reset(seed=0)
                 *_, info = env.step((env.unwrapped.current.stop, 0))
                 rows = json.loads(json.dumps(info["episode"]["rows"]))
@@ -71,12 +72,13 @@ def test_rows_go_with_the_episode_and_into_another_database_once(tmp_path):
         assert here.get("a", "t", "v") == ours
         assert here.get("b", "t", "v") == theirs
         assert len(here) == 2
+        assert here.samples("t", "v") == [("a", {"flops": 3.0}, "", 1.0)]
 
 
 class Timer:
     """In place of a timer: nothing is measured."""
 
-    def __init__(self, target, database, quiet):
+    def __init__(self, target, database, remote, quiet):
         self.quiet = quiet
 
     def launch_secs(self) -> float:

@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path):
 
 
 def test_what_another_process_measured_meanwhile_is_taken_over(target, tmp_path):
-    """Whether disturbed or not; and quiet is asked for only where something is to be measured."""
+    """And quiet is asked for only where something is to be measured."""
     entered = []
     theirs = Measurement(run_secs=1.0, repeats=7, slowdown=3.0)
     with KernelDatabase(tmp_path / "k.sqlite") as database:
@@ -124,7 +124,3 @@ def test_what_another_process_measured_meanwhile_is_taken_over(target, tmp_path)
             assert first == theirs
             assert second == database.get("second", target_key(target), "v")
             assert (timer.measured, len(entered)) == (1, 2)
-        # by itself a process measures once more what was disturbed
-        with KernelTimer(target, database, schedule=SCHEDULE, version="v") as timer:
-            assert timer.measure([FakeKernel(add(4), "first")]) != [theirs]
-            assert timer.measured == 1
