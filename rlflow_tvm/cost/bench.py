@@ -33,6 +33,7 @@ _VERY_SLOW_SECS = 2.0
 _LAUNCH_TRIES = 3
 _TRIES = 3
 _PAUSE_SECS = 0.2  # between two, in which whatever disturbed may end
+_IN_VAIN = 3  # kernels in a row for which all tries were disturbed: on a machine that is always busy one must do
 
 Schedule = Callable[[tirx.PrimFunc, Target], tirx.PrimFunc]
 
@@ -55,6 +56,7 @@ class Bench:
         self._place = place
         self._caches = caches
         self._reference = Reference(target, place)
+        self._in_vain = 0
 
     def build(self, func: tirx.PrimFunc) -> tvm.runtime.Module:
         """`func`, scheduled unless it is already, and loaded."""
@@ -68,15 +70,18 @@ class Bench:
         arguments = self._arguments(func)
         self._caches.set(cold)
         best: dict[str, Any] = {}
-        for _ in range(_TRIES):
+        for turn in range(1 if self._in_vain >= _IN_VAIN else _TRIES):
+            if turn:
+                time.sleep(_PAUSE_SECS)
             before = self._reference.slowdown()
             found = _summary(_time(built, arguments, self._place.device, self._caches.name))
             found["slowdown"] = max(before, self._reference.slowdown())
             if not best or found["slowdown"] < best["slowdown"]:
                 best = found
             if best["slowdown"] <= DISTURBED:
-                break
-            time.sleep(_PAUSE_SECS)
+                self._in_vain = 0
+                return best
+        self._in_vain += 1
         return best
 
     def difference(self, func: tirx.PrimFunc, other: tirx.PrimFunc) -> float:

@@ -1,0 +1,72 @@
+"""How often a kernel is timed where something else slows the machine down."""
+
+from __future__ import annotations
+
+import pytest
+from cost_kernels import add, unscheduled
+
+from rlflow_tvm.cost import bench
+from rlflow_tvm.cost.bench import Bench
+from rlflow_tvm.cost.caches import LocalCaches
+from rlflow_tvm.cost.place import Here
+
+
+class Slowdowns:
+    """In place of the reference kernel: what it is told to say, before and after each series, then nothing unusual."""
+
+    def __init__(self, *values: float) -> None:
+        self.values = list(values)
+
+    def slowdown(self) -> float:
+        return self.values.pop(0) if self.values else 1.0
+
+
+@pytest.fixture(scope="module")
+def place(target):
+    return Here(target)
+
+
+@pytest.fixture
+def timed(place, target, monkeypatch):
+    """A bench of which the series are counted, and their seconds made up: 1, 2, 3 ..."""
+    made = Bench(target, unscheduled, place, LocalCaches(target))
+    series: list[float] = []
+
+    def time(*_arguments):
+        series.append(len(series) + 1.0)
+        return [series[-1]] * 7
+
+    monkeypatch.setattr(bench, "_time", time)
+    monkeypatch.setattr(bench, "_PAUSE_SECS", 0.0)
+    made.series = series
+    return made
+
+
+def run(timed: Bench, *slowdowns: float) -> dict:
+    timed._reference = Slowdowns(*slowdowns)
+    return timed.time(add(4), None, "000")
+
+
+def test_an_undisturbed_series_is_enough(timed):
+    assert run(timed, 1.0, 1.02) == {"run_secs": 1.0, "repeats": 7, "spread": 0.0, "slowdown": 1.02}
+    assert len(timed.series) == 1
+
+
+def test_a_disturbed_one_is_repeated(timed):
+    """Whether the machine was slow before it or after."""
+    found = run(timed, 1.0, 2.0, 3.0, 1.0)
+    assert (found["run_secs"], found["slowdown"], len(timed.series)) == (3.0, 1.0, 3)
+
+
+def test_the_least_disturbed_is_taken_and_says_so(timed):
+    found = run(timed, 3.0, 1.0, 1.5, 1.5, 2.0, 2.0)
+    assert (found["run_secs"], found["slowdown"], len(timed.series)) == (2.0, 1.5, 3)
+
+
+def test_on_a_machine_that_is_always_busy_once_must_do(timed):
+    for _ in range(4):
+        run(timed, *[2.0] * 6)
+    assert len(timed.series) == 3 * 3 + 1
+    run(timed)  # at last it is quiet: from here on it is worth trying again
+    run(timed, 2.0, 2.0)
+    assert len(timed.series) == 3 * 3 + 1 + 1 + 2
