@@ -159,7 +159,7 @@ from rlflow_tvm.agents.pool import Workers
 from rlflow_tvm.agents.training import train
 
 options = {"length": 6, "horizon": 20, "random_start": True}
-workers = Workers("training_checks:Announced", {**options, "folder": sys.argv[2]}, 2)
+workers = Workers("training_checks:Announced", {**options, "folder": sys.argv[2], "company": 2}, 2)
 config = PPOConfig(hidden=16, rounds=1, steps_per_update=4000)
 train(ToyRewriteEnv(**options), config, 10**6, 0, sys.argv[1], workers=workers, on_episode=lambda e: print(flush=True))
 """

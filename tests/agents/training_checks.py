@@ -37,18 +37,25 @@ def assert_same_training(one, other):
 
 
 class Announced(ToyRewriteEnv):
-    """Leaves a file named by its process in `folder`, with a line for each reset; waits until there are `company`."""
+    """Leaves a file named by its process in `folder`, with a line for each reset.
+
+    From the fifth on, a reset waits until `company` processes have begun an episode, unless it is its process's first.
+    """
 
     def __init__(self, folder: str, company: int = 1, **options) -> None:
         super().__init__(**options)
-        self.file = Path(folder) / str(os.getpid())
+        self.file, self.company = Path(folder) / str(os.getpid()), company
         self.file.touch()
-        while len(list(Path(folder).iterdir())) < company:
-            time.sleep(0.01)
 
     def reset(self, *, seed=None, options=None):
         with self.file.open("a") as file:
             file.write(f"{seed}\n")
+        while self.company > 1:
+            lines = [len(file.read_text().splitlines()) for file in self.file.parent.iterdir()]
+            own = len(self.file.read_text().splitlines())
+            if own == 1 or sum(lines) < 5 or sum(map(bool, lines)) >= self.company:
+                break
+            time.sleep(0.01)
         return super().reset(seed=seed, options=options)
 
 
