@@ -18,7 +18,7 @@ from rlflow_tvm.cost.place import linked, processor_of
 from rlflow_tvm.cost.temperature import megabytes
 
 _NAME = "rlflow_tvm.prepare_caches"  # as in caches.cc, as are the next but one
-_UNKNOWN = "3"
+_UNKNOWN = "4"
 _VECTOR = 16
 _PARTS = 2  # of a tensor, each written by another thread
 _RECENT = 2  # a sweep of this many megabytes, as `megabytes` counts, leaves no private cache as it was

@@ -181,7 +181,7 @@ def _row(features: Mapping[str, float], cold: str) -> dict[str, float]:
     """Features as the trees see them: bytes by temperature beside the kernel's own, all by ratio or logarithm."""
     row = {name: math.log2(value + 1.0) if value >= 0 else value for name, value in features.items()}
     sizes = [features[f"bytes:{i}"] for i in range(int(features["params"]))]
-    cold = cold.ljust(len(sizes), cold[-1:] or "3")
+    cold = cold.ljust(len(sizes), cold[-1:] or "4")
     for name, digits in (("near", "0"), ("recent", "1"), ("far", "23456789")):
         row[f"bytes_{name}"] = math.log2(1.0 + sum(s for s, d in zip(sizes, cold, strict=False) if d in digits))
     row["reach"] = float(max((int(d) for d in cold), default=0))

@@ -21,7 +21,7 @@ from rlflow_tvm.errors import CostError
 DEFAULT_SCHEDULE = "rlflow_tvm.kernels:schedule_kernel"
 LAUNCH_KEY = "launch-overhead"  # reserved: no structural hash looks like this
 _LAUNCH_VERSION = "1"
-_METHOD = 2  # of measuring: part of the version, as times of different methods are not to be added up
+_METHOD = 3  # of measuring: part of the version, as times of different methods are not to be added up
 _TRIES = 2  # a busy machine makes timeouts too: what is remembered for good has happened twice
 _LAUNCH_LIMIT_SECS = 60.0
 
