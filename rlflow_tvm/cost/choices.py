@@ -8,7 +8,8 @@ from rlflow_tvm.cost.temperature import Temperatures
 from rlflow_tvm.cost.timer import KernelTimer
 from rlflow_tvm.kernels import Choice, Chooser, Kernel, Lowering, heuristic_choice
 
-_REACH = 7  # the model that the operator belongs to is not known here; most touch some hundred megabytes
+REACH = 7
+"""The temperature of weights: the model that the operator belongs to is not known here; most touch some hundred MiB."""
 
 
 class MeasuredChoice:
@@ -30,7 +31,7 @@ class MeasuredChoice:
         costs: dict[str, float] = {}
         for option in choice.options:
             launches = self._lowering(option.name).launches(choice.module())
-            secs = self._secs(self._temperatures.kernels(launches, _REACH, part=True))
+            secs = self._secs(self._temperatures.kernels(launches, REACH, part=True))
             if secs is None:
                 return heuristic
             costs[option.name] = secs

@@ -9,7 +9,7 @@ from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.search.family import FamilySearch
 from rlflow_tvm.search.greedy import Greedy
-from rlflow_tvm.search.random_walk import RandomSearch, random_action
+from rlflow_tvm.search.random_walk import RandomSearch, random_action, random_states
 from rlflow_tvm.search.result import Progress, SearchResult
 
 
@@ -51,4 +51,5 @@ __all__ = [
     "check_seed",
     "make_search",
     "random_action",
+    "random_states",
 ]

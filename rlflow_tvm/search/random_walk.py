@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from rlflow_tvm.envs import RewriteProblem
+from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes import GraphState, RewriteAction
 from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
 
@@ -52,3 +54,17 @@ def random_action(state: GraphState, rng: np.random.Generator) -> RewriteAction 
         return None
     sites = state.sites[rules[choice]]
     return RewriteAction(rules[choice], sites[int(rng.integers(len(sites)))])
+
+
+def random_states(state: GraphState, steps: int, rng: np.random.Generator) -> Iterator[GraphState]:
+    """The states that `steps` random moves from `state` lead through, unpriced; moves that cannot be made are passed
+    over."""
+    for _ in range(steps):
+        action = random_action(state, rng)
+        if action is None:
+            continue
+        try:
+            state = state.apply(action)
+        except RewriteError:
+            continue
+        yield state

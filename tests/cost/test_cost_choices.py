@@ -6,6 +6,7 @@ import pytest
 from tvm import relax
 
 from rlflow_tvm.cost import KernelDatabase, MeasuredChoice, Measurement, target_key
+from rlflow_tvm.cost.choices import REACH
 from rlflow_tvm.kernels import Choice, Lowering, heuristic_choice
 from rlflow_tvm.kernels.choice import Implementation
 
@@ -97,7 +98,7 @@ def test_without_measuring_known_times_decide_and_else_the_heuristic(two_forms, 
         for name, secs in (("turned", 2.0), ("plain", 1.0)):
             measurement = Measurement(run_secs=secs, repeats=3, spread=0.0)
             # the input and the result are in the caches, the weight is not
-            database.put(f"{keys[name]}/040", target_key(target), timer.version, measurement, "0.27")
+            database.put(f"{keys[name]}/0{REACH}0", target_key(target), timer.version, measurement, "0.27")
         assert remembered(choice) == "plain"
         assert timer.measured == 0
 

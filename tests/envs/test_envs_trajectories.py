@@ -14,11 +14,10 @@ from small_models import LANES, MODELS, TARGET
 from rlflow_tvm import from_onnx
 from rlflow_tvm.cost import CostModel, KernelTimer, Measurement, Temperatures
 from rlflow_tvm.envs.observation import observe
-from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.frontend import zoo
 from rlflow_tvm.kernels import Kernel, Launches, Lowering, fuse, legalize, split
 from rlflow_tvm.passes import GraphState, default_rules
-from rlflow_tvm.search import random_action
+from rlflow_tvm.search import random_states
 
 ZOO = ("demo", "bert-tiny", "squeezenet-tiny")
 STEPS = 24
@@ -39,15 +38,8 @@ class KnownTimes(KernelTimer):
 
 def walk(state: GraphState, steps: int, seed: int, visit: Callable[[GraphState], None]) -> GraphState:
     """Random moves, each state that is reached given to `visit`."""
-    rng = np.random.default_rng(seed)
-    for _ in range(steps):
-        action = random_action(state, rng)
-        if action is None:
-            continue
-        try:
-            state = state.apply(action)
-        except RewriteError:
-            continue
+    for reached in random_states(state, steps, np.random.default_rng(seed)):
+        state = reached
         if not state.graph.is_empty:
             visit(state)
     return state

@@ -17,7 +17,7 @@ from rlflow_tvm.passes import CATALOGUE, GraphState, RewriteAction, RewriteRule,
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.matcher import Matches
 from rlflow_tvm.passes.ops import OPERATORS
-from rlflow_tvm.search import random_action
+from rlflow_tvm.search import random_states
 from rlflow_tvm.verify import Comparison
 
 LIGHT = ("light_squeezenet", "light_resnet50", "light_inception_v2")
@@ -154,16 +154,8 @@ def check_sites(state: GraphState) -> None:
 
 def walk(mod: tvm.IRModule, steps: int, seed: int) -> int:
     """Random moves, the sites compared after each; returns how many were made."""
-    rng = np.random.default_rng(seed)
-    state, made = start(mod), 0
-    for _ in range(steps):
-        action = random_action(state, rng)
-        if action is None:
-            continue
-        try:
-            state = state.apply(action)
-        except RewriteError:
-            continue
+    made = 0
+    for state in random_states(start(mod), steps, np.random.default_rng(seed)):
         made += 1
         check_sites(state)
         relax.analysis.well_formed(state.mod)

@@ -10,7 +10,7 @@ from tvm.relax import op as rx
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes import CATALOGUE, GraphState, RewriteAction, RewriteRule, RuleSet, default_rules
 from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
-from rlflow_tvm.search import random_action
+from rlflow_tvm.search import random_states
 from rlflow_tvm.search.family import exhausted
 from rlflow_tvm.verify import TOLERANCE, Comparison
 
@@ -27,14 +27,8 @@ def comparisons() -> dict[str, tuple[GraphState, Comparison]]:
 def walked(start: GraphState, rng: np.random.Generator, steps: int = STEPS) -> GraphState:
     """The state after up to `steps` random moves; moves that the rewriter refuses are passed over."""
     state = start
-    for _ in range(steps):
-        action = random_action(state, rng)
-        if action is None:
-            continue
-        try:
-            state = state.apply(action)
-        except RewriteError:
-            continue
+    for reached in random_states(start, steps, rng):
+        state = reached
     return state
 
 
