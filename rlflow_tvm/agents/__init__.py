@@ -7,10 +7,9 @@ below do, when they are used.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-from rlflow_tvm.agents.registry import AGENTS, AgentKind, agent_kind, load_agent
+from rlflow_tvm.agents.registry import AGENTS, AgentKind, agent_kind, load_agent, named
 
 if TYPE_CHECKING:
     from rlflow_tvm.agents.act import Agent
@@ -45,4 +44,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'rlflow_tvm.agents' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return named(f"{_HOMES[name]}:{name}")

@@ -31,21 +31,21 @@ class AgentKind:
 
     def config(self, settings: Mapping[str, Any] | None = None) -> Any:
         """The kind's settings, defaults where none is given; AgentError for unknown or impossible ones."""
-        return _named(self.config_class).from_dict(settings or {})
+        return named(self.config_class).from_dict(settings or {})
 
     def check_folder(self, folder: str | Path, resume: bool = False) -> None:
         """AgentError if `train` would refuse the folder."""
-        _named("rlflow_tvm.agents.training:check_folder")(Path(folder), resume)
+        named("rlflow_tvm.agents.training:check_folder")(Path(folder), resume)
 
     def train(
         self, env: gymnasium.Env, config: Any, total_steps: int, seed: int, out_dir: str | Path, **options: Any
     ) -> TrainingResult:
         """Train one; see `rlflow_tvm.agents.training.train`."""
-        return _named(self.train_function)(env, config, total_steps, seed, out_dir, **options)
+        return named(self.train_function)(env, config, total_steps, seed, out_dir, **options)
 
     def load(self, path: str | Path, observation_space: gymnasium.Space[Any] | None = None) -> Agent:
         """A trained one; see `rlflow_tvm.agents.act.Agent.load`."""
-        return _named(self.agent_class).load(path, observation_space)
+        return named(self.agent_class).load(path, observation_space)
 
 
 AGENTS: dict[str, AgentKind] = {
@@ -67,11 +67,12 @@ def agent_kind(name: str) -> AgentKind:
 
 def load_agent(path: str | Path, observation_space: gymnasium.Space[Any] | None = None) -> Agent:
     """The trained agent in a checkpoint, of whichever kind it is; AgentError if it cannot be used."""
-    described = _named("rlflow_tvm.agents.checkpoint:load_checkpoint")(Path(path), prefix="policy.")[1]
+    described = named("rlflow_tvm.agents.checkpoint:load_checkpoint")(Path(path), prefix="policy.")[1]
     return agent_kind(described["agent"]).load(path, observation_space)
 
 
-def _named(reference: str) -> Any:
+def named(reference: str) -> Any:
+    """What "module:name" means; AgentError where a package that the module needs is not installed."""
     module, name = reference.split(":")
     try:
         return getattr(importlib.import_module(module), name)

@@ -122,6 +122,20 @@ def test_a_missing_package_names_itself_and_the_remedy(monkeypatch):
         kind.train(None, None, 1, 0, "out")
 
 
+@pytest.mark.parametrize("name", ["Agent", "Episode", "PPOConfig", "TrainingResult", "Workers", "train"])
+def test_every_name_of_the_room_says_what_is_missing(name):
+    program = (
+        "import sys\nsys.modules['torch'] = None\nfrom rlflow_tvm.errors import AgentError\n"
+        f"try:\n    from rlflow_tvm.agents import {name}\nexcept AgentError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout in (
+        "",
+        "agents need torch, which is not installed; pip install rlflow_tvm[agents] (Python 3.11)\n",
+    )
+    assert done.stdout or name in ("PPOConfig", "Episode")  # which need none
+
+
 def test_naming_the_agents_loads_no_learner():
     # torch itself comes with TVM, which the package loads
     program = (
