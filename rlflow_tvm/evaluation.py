@@ -11,7 +11,8 @@ import tvm
 from scipy.stats import spearmanr
 
 from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, LearnedCost, Measurement, Sample
-from rlflow_tvm.cost.timer import MeasurableKernel, known_as
+from rlflow_tvm.cost.rehearsal import Rehearsal
+from rlflow_tvm.cost.timer import MeasurableKernel, Progress, known_as
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import CostError
 from rlflow_tvm.passes import GraphState
@@ -60,10 +61,13 @@ class _Recorder(KernelTimer):
         self.touched: set[str] = set()
 
     def measure(
-        self, kernels: Sequence[MeasurableKernel], on_progress: Callable[[int, int], None] | None = None
+        self,
+        kernels: Sequence[MeasurableKernel],
+        on_progress: Progress | None = None,
+        graph: Callable[[], Rehearsal] | None = None,
     ) -> list[Measurement]:
         self.touched.update(kernel.key for kernel in kernels)
-        return super().measure(kernels, on_progress)
+        return super().measure(kernels, on_progress, graph)
 
 
 def model_kernels(

@@ -2,8 +2,9 @@
 
     python scripts/graph_cost.py --models zoo:resnet18 zoo:bert-base --rewrites 0 20 --rounds 3
 
-Rounds are interleaved: in each the kernels are measured afresh by a new worker, and the module is run by a new process
-(the same binary's time varies from process to process, with where its memory happens to lie). A figure is the median
+Rounds are interleaved: in each the kernels are measured afresh by a new worker, first those of the model as it is, then
+what the rewrites have added, and the module is run by a new process (the same binary's time varies from process to
+process, with where its memory happens to lie). A figure is the median
 over the rounds of (sum of kernels and launches) / (end-to-end time). Implementations are chosen by a database of this
 run's own, in a temporary folder.
 """
@@ -12,47 +13,53 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tvm
 from trajectories import walked
 
 from rlflow_tvm import from_onnx
 from rlflow_tvm.cli import model_path
-from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, export_library, measure_interleaved
+from rlflow_tvm.cost import CostModel, KernelDatabase, export_library, measure_interleaved
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.frontend import random_inputs
-from rlflow_tvm.kernels import Kernel, as_target, num_cores, pipeline, vector_lanes
+from rlflow_tvm.kernels import as_target, num_cores, pipeline, vector_lanes
 from rlflow_tvm.passes import GraphState, default_rules
 
 BURSTS = 2
 
 
-def summed(kernels: list[Kernel], target: Any) -> float:
-    """Seconds of the kernels and their launches, measured now by a worker of their own."""
-    with KernelTimer(target) as timer:
-        measured = timer.measure(kernels)
-        secs = [k.count * m.run_secs for k, m in zip(kernels, measured, strict=True) if m.run_secs is not None]
-        if len(secs) < len(kernels):
-            raise SystemExit(f"a kernel fails: {[m.error for m in measured if not m.ok]}")
-        return sum(secs) + timer.launch_secs() * sum(kernel.count for kernel in kernels)
+def priced(start: tvm.IRModule, state: GraphState, chosen: Path, target: tvm.target.Target) -> float:
+    """The cost of `state` in seconds, its kernels measured by a worker of their own: those that are the start's in the
+    start, as in a search, the others in `state`. `chosen`: a database that knows which implementations to take."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(shutil.copy(chosen, folder))
+        with KernelDatabase(copy) as database, CostModel(target, database) as cost_model:
+            cost = RewriteProblem(start, cost_model).cost(state)
+    if cost.failed:
+        raise SystemExit(f"a kernel fails: {cost.failed}")
+    return cost.run_secs
 
 
-def compared(name: str, state: GraphState, cost_model: CostModel, rounds: int) -> dict[str, Any]:
+def compared(
+    name: str, start: tvm.IRModule, state: GraphState, chosen: Path, target: tvm.target.Target, rounds: int
+) -> dict[str, Any]:
     """The rounds of one graph: costs, end-to-end times, and the median of their ratios."""
-    target, mod = cost_model.target, state.bound()
-    problem = RewriteProblem(mod, cost_model)  # chooses implementations
-    kernels = problem.kernels(problem.start)
-    cost_model.timer.close()
+    mod = state.bound()
     inputs = list(random_inputs(mod, 0).values())
     costs, times = [], []
     with tempfile.TemporaryDirectory() as folder:
-        library = export_library(mod, target, Path(folder) / "model.so", pipeline(target, cost_model.choices))
+        with KernelDatabase(chosen) as database, CostModel(target, database) as cost_model:
+            for graph in (GraphState.from_module(start, state.ruleset), state):
+                kernels = cost_model.kernels(graph.graph)  # measures which implementations are best, and no more
+            library = export_library(mod, target, Path(folder) / "model.so", pipeline(target, cost_model.choices))
         for _ in range(rounds):
-            costs.append(summed(kernels, target))
+            costs.append(priced(start, state, chosen, target))
             run = measure_interleaved({"model": library}, inputs, BURSTS, threads=num_cores(target))
             times.append(run["model"].run_secs)
     ratios = [cost / secs for cost, secs in zip(costs, times, strict=True)]
@@ -89,15 +96,12 @@ def main() -> int:
     target = as_target(options.target)
     rows = []
     for name in options.models:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            KernelDatabase(Path(folder) / "kernels.sqlite") as database,
-            CostModel(target, database) as cost_model,
-        ):
-            start = GraphState.from_module(from_onnx(model_path(name)), default_rules(vector_lanes(target)))
+        with tempfile.TemporaryDirectory() as folder:
+            mod = from_onnx(model_path(name))
+            start = GraphState.from_module(mod, default_rules(vector_lanes(target)))
             for count in options.rewrites:
                 state, _ = walked(start, count, np.random.default_rng((options.seed, count)))
-                rows.append(compared(name, state, cost_model, options.rounds))
+                rows.append(compared(name, mod, state, Path(folder) / "kernels.sqlite", target, options.rounds))
                 print(line(rows[-1]), flush=True)
                 if options.json is not None:
                     options.json.write_text(json.dumps(rows, indent=2) + "\n")

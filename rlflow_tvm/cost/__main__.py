@@ -104,7 +104,7 @@ def train(
     tvm_target, path = cli.parse_target(target), _existing(database)
     with KernelDatabase(path) as opened, KernelTimer(tvm_target, opened) as timer:
         model = train_model(timer)
-        out = learned_path(opened.path, timer.target_key, timer.version)
+        out = learned_path(opened.path, timer.target_key, timer.graph_version)
     assert out is not None, "the database is a file"
     model.save(out)
     print(f"trained on {model.trained_on} kernels, written to {out}; `evaluate` says how good such a model is")
@@ -138,7 +138,7 @@ def evaluate(
                 bar(len(kernels), len(paths), name)
                 kernels[name] = model_kernels(from_onnx(path), tvm_target, opened, walks, steps, seed)
         with cli.progress_bar("training") as bar, KernelTimer(tvm_target, opened) as timer:
-            scores = leave_one_out(kernels, opened, timer.target_key, timer.version, bar)
+            scores = leave_one_out(kernels, opened, timer.target_key, timer.graph_version, bar)
     cli.write_json(json, [score.to_json() for score in scores])
     print(f"{'model left out':24} kernels  learned from    MAPE  median  Spearman  sum of all")
     for score in scores:

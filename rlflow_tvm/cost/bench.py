@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tvm
@@ -21,7 +21,7 @@ from rlflow_tvm.cost.place import Place
 from rlflow_tvm.cost.reference import Reference
 from rlflow_tvm.kernels import tir_pipeline
 
-_ENTRY = "kernel"
+ENTRY = "kernel"
 # Runs are repeated until they have taken this long, preparing the caches included, within these bounds. The median of
 # five cold runs of a small kernel varies by a few per cent, that of fifty hardly; slow kernels vary less.
 _BUDGET_SECS = 0.3
@@ -36,6 +36,7 @@ _PAUSE_SECS = 0.2  # between two, in which whatever disturbed may end
 _IN_VAIN = 3  # kernels in a row for which all tries were disturbed: on a machine that is always busy one must do
 
 Schedule = Callable[[tirx.PrimFunc, Target], tirx.PrimFunc]
+T = TypeVar("T")
 
 
 def schedule_named(name: str) -> Schedule:
@@ -51,7 +52,8 @@ class Bench:
     """
 
     def __init__(self, target: Target, schedule: Schedule, place: Place, caches: Caches) -> None:
-        self._target = target
+        self.target = target
+        self.device = place.device
         self._schedule = schedule
         self._place = place
         self._caches = caches
@@ -60,36 +62,43 @@ class Bench:
 
     def build(self, func: tirx.PrimFunc) -> tvm.runtime.Module:
         """`func`, scheduled unless it is already, and loaded."""
-        scheduled = self._schedule(func, self._target).with_attr("global_symbol", _ENTRY)
-        module = tvm.IRModule({_ENTRY: scheduled})
-        return self._place.load(tvm.compile(module, target=self._target, tir_pipeline=tir_pipeline(self._target)))
+        scheduled = self._schedule(func, self.target).with_attr("global_symbol", ENTRY)
+        module = tvm.IRModule({ENTRY: scheduled})
+        return self._place.load(tvm.compile(module, target=self.target, tir_pipeline=tir_pipeline(self.target)))
 
     def time(self, func: tirx.PrimFunc, built: tvm.runtime.Module, cold: str) -> dict[str, Any]:
         """Seconds of `built`, as a `Measurement` has them: of the first series in which the machine was not disturbed,
         or else of the least disturbed. `cold` as in `Kernel`."""
-        arguments = self._arguments(func)
+        arguments = self.arguments(func)
         self._caches.set(cold)
-        best: dict[str, Any] = {}
+        found, slowdown = self.undisturbed(lambda: _summary(_time(built, arguments, self.device, self._caches.name)))
+        return {**found, "slowdown": slowdown}
+
+    def undisturbed(self, series: Callable[[], T]) -> tuple[T, float]:
+        """What `series` gives while nothing disturbs the machine, and the slowdown; after some tries in vain what it
+        gave when least was."""
+        best: tuple[T, float] | None = None
         for turn in range(1 if self._in_vain >= _IN_VAIN else _TRIES):
             if turn:
                 time.sleep(_PAUSE_SECS)
             before = self._reference.slowdown()
-            found = _summary(_time(built, arguments, self._place.device, self._caches.name))
-            found["slowdown"] = max(before, self._reference.slowdown())
-            if not best or found["slowdown"] < best["slowdown"]:
-                best = found
-            if best["slowdown"] <= DISTURBED:
+            found = series()
+            slowdown = max(before, self._reference.slowdown())
+            if best is None or slowdown < best[1]:
+                best = found, slowdown
+            if slowdown <= DISTURBED:
                 self._in_vain = 0
                 return best
         self._in_vain += 1
+        assert best is not None, "there is one try at least"
         return best
 
     def difference(self, func: tirx.PrimFunc, other: tirx.PrimFunc) -> float:
         """Greatest difference of a value in any buffer after a run of either, as a share of the buffer's range."""
         after = []
         for each in (func, other):
-            arguments = self._arguments(func)
-            self.build(each)[_ENTRY](*arguments)
+            arguments = self.arguments(func)
+            self.build(each)[ENTRY](*arguments)
             after.append([argument.numpy().astype("float64") for argument in arguments])
         shares = [
             float(np.abs(a - b).max()) / max(float(np.ptp(a)), 1e-30) for a, b in zip(*after, strict=True) if a.size
@@ -98,11 +107,11 @@ class Bench:
 
     def launch(self) -> dict[str, Any]:
         """Seconds of one launch, as a `Measurement` has them."""
-        return _summary(_launch_samples(self._target, self._place))
+        return _summary(_launch_samples(self.target, self._place))
 
-    def _arguments(self, func: tirx.PrimFunc) -> list[tvm.runtime.Tensor]:
+    def arguments(self, func: tirx.PrimFunc) -> list[tvm.runtime.Tensor]:
         """Inputs and outputs for `func`."""
-        device = self._place.device
+        device = self.device
         return [tvm.runtime.tensor(plain_array(shape, dtype), device) for shape, dtype in kernel_buffers(func)]
 
 
@@ -115,7 +124,7 @@ def _time(
     """
 
     def evaluator(repeats: int) -> Callable[..., Any]:
-        return module.time_evaluator(_ENTRY, device, number=1, repeat=repeats, f_preproc=prepare)
+        return module.time_evaluator(ENTRY, device, number=1, repeat=repeats, f_preproc=prepare)
 
     once = evaluator(1)  # LLVM generates the code here
     started = time.perf_counter()

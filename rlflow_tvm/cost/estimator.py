@@ -11,6 +11,7 @@ from pathlib import Path
 from rlflow_tvm.cost.features import kernel_features
 from rlflow_tvm.cost.learned import LEAST_SAMPLES, LearnedCost, Prediction, Sample
 from rlflow_tvm.cost.measurement import Measurement
+from rlflow_tvm.cost.rehearsal import Rehearsal
 from rlflow_tvm.cost.timer import KernelTimer, known_as
 from rlflow_tvm.errors import CostError
 from rlflow_tvm.kernels import Kernel
@@ -64,24 +65,28 @@ class KernelEstimator:
         kernels: Sequence[Kernel],
         on_progress: Callable[[int, int], None] | None = None,
         *,
+        graph: Callable[[], Rehearsal] | None = None,
         measured: bool = False,
     ) -> list[Measurement | Prediction]:
-        """One for each of `kernels`, in their order; with `measured` only measurements."""
+        """One for each of `kernels`, in their order; with `measured` only measurements. `graph` as in `KernelTimer`."""
         predictions = {} if measured else self._predictions(kernels)
-        found = self.timer.measure([k for k in kernels if known_as(k) not in predictions], on_progress)
+        found = self.timer.measure([k for k in kernels if known_as(k) not in predictions], on_progress, graph)
         self.predicted += len(predictions)
         rest = iter(found)
         return [predictions[known_as(k)] if known_as(k) in predictions else next(rest) for k in kernels]
 
     def _predictions(self, kernels: Sequence[Kernel]) -> dict[str, Prediction]:
         """Of the kernels that are not known those that may stay so, the surest first."""
-        unknown = {known_as(k): k for k in kernels if self.timer.lookup(k) is None} if self.policy.share else {}
+        if not self.policy.share:
+            return {}
+        times = [self.timer.lookup(k, in_graph=True) for k in kernels]
+        unknown = {known_as(k): k for k, m in zip(kernels, times, strict=True) if m is None}
         if not unknown or (model := self._learned()) is None:
             return {}
         predictions = dict(zip(unknown, model.predict([(self._of(k), k.cold) for k in unknown.values()]), strict=True))
         secs = {key: unknown[key].count * each.run_secs for key, each in predictions.items()}
-        known = [(k.count, self.timer.lookup(k)) for k in kernels if known_as(k) not in unknown]
-        total = sum(secs.values()) + sum(count * (m.run_secs or 0.0) for count, m in known if m is not None)
+        known = sum(k.count * (m.run_secs or 0.0) for k, m in zip(kernels, times, strict=True) if m is not None)
+        total = sum(secs.values()) + known
         allowed = self.policy.share * total * (1.0 + 1e-9)  # sums are rounded
         taken: dict[str, Prediction] = {}
         spent = 0.0
@@ -101,14 +106,14 @@ class KernelEstimator:
         database = self.timer.database
         if database is None:
             return None
-        held = database.sample_count(self.timer.target_key, self.timer.version)
+        held = database.sample_count(self.timer.target_key, self.timer.graph_version)
         if held == self._looked_at:
             return self._model
         self._looked_at = held
-        path = learned_path(database.path, self.timer.target_key, self.timer.version)
+        path = learned_path(database.path, self.timer.target_key, self.timer.graph_version)
         if self._model is None and path is not None and path.exists():
             try:
-                self._model = LearnedCost.load(path, self.timer.target_key, self.timer.version)
+                self._model = LearnedCost.load(path, self.timer.target_key, self.timer.graph_version)
             except CostError as error:
                 log.warning("%s", error)  # which is done below
         if held >= LEAST_SAMPLES and (self._model is None or held >= _GROWTH * self._model.trained_on):
@@ -122,8 +127,8 @@ def train_model(timer: KernelTimer) -> LearnedCost:
     """A model of all that the timer's database holds for its target and version; CostError where that is too little."""
     if timer.database is None:
         raise CostError("there is no kernel database to learn from: give one")
-    rows = timer.database.samples(timer.target_key, timer.version)
-    model = LearnedCost.fit([Sample(*row) for row in rows], timer.target_key, timer.version)
+    rows = timer.database.samples(timer.target_key, timer.graph_version)
+    model = LearnedCost.fit([Sample(*row) for row in rows], timer.target_key, timer.graph_version)
     log.info("learned cost model trained on %d kernels", model.trained_on)
     return model
 

@@ -161,7 +161,9 @@ class CostModel:
     ) -> GraphCost:
         graph = self._lowering.launches(mod)
         kernels = self._temperatures.kernels(graph, reach)
-        found = self._estimator.estimate(kernels, on_progress, measured=measured)
+        found = self._estimator.estimate(
+            kernels, on_progress, graph=lambda: self._temperatures.rehearsal(graph, reach), measured=measured
+        )
         predictions = [(k.count, p) for k, p in zip(kernels, found, strict=True) if isinstance(p, Prediction)]
         launches = sum(kernel.count for kernel in kernels)
         launch_secs = launches * self.timer.launch_secs() if launches else 0.0
@@ -184,7 +186,7 @@ class CostModel:
     def _failure(self, kernel: Kernel, measurement: Measurement) -> str:
         text = f"{kernel.name} ({kernel.key}): {measurement.error_kind}: {measurement.error}"
         database = self.timer.database
-        if database is None or database.get(known_as(kernel), self.timer.target_key, self.timer.version) is None:
+        if database is None or database.get(known_as(kernel), self.timer.target_key, self.timer.graph_version) is None:
             return text
         return f"{text} [kept in {database.path}]"
 

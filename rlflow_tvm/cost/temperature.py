@@ -24,6 +24,7 @@ from tvm.target import Target
 from rlflow_tvm.cost.machine import cores
 from rlflow_tvm.cost.memory import MemoryPlan, plan_memory
 from rlflow_tvm.cost.metrics import kernel_buffers, tensor_bytes
+from rlflow_tvm.cost.rehearsal import Rehearsal, Step
 from rlflow_tvm.kernels import Kernel, Launch, Launches
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -70,15 +71,21 @@ class Temperatures:
         which has just used the memory of its inputs and results.
         """
         merged: dict[tuple[str, str], list[Launch]] = {}
-        sizes = self._sizes(launches)
-        if self._capacity is None:
-            temperatures = ["0" * len(size) for size in sizes]
-        else:
-            far = self.reach(launches) if reach is None else reach
-            temperatures = operand_temperatures(launches, self._plan(launches), sizes, self._capacity, far, part)
-        for launch, cold in zip(launches.launches, temperatures, strict=True):
+        for launch, cold in zip(launches.launches, self._cold(launches, reach, part), strict=True):
             merged.setdefault((launch.key, cold), []).append(launch)
         return [Kernel(same[0].func, key, same[0].name, len(same), cold) for (key, cold), same in merged.items()]
+
+    def rehearsal(self, launches: Launches, reach: int | None = None) -> Rehearsal:
+        """The launches of which `kernels` are, in order, with the storage that the memory plan gives their operands."""
+        colds, places = self._cold(launches, reach, False), self._plan(launches).places
+        return tuple(Step(e.func, e.key, c, p) for e, c, p in zip(launches.launches, colds, places, strict=True))
+
+    def _cold(self, launches: Launches, reach: int | None, part: bool) -> list[str]:
+        sizes = self._sizes(launches)
+        if self._capacity is None:
+            return ["0" * len(size) for size in sizes]
+        far = self.reach(launches) if reach is None else reach
+        return operand_temperatures(launches, self._plan(launches), sizes, self._capacity, far, part)
 
     def reach(self, launches: Launches) -> int:
         """The temperature of what a run of the graph touches once: the weights."""

@@ -1,10 +1,15 @@
-"""Seconds for kernels: from memory, from the database, else measured, here or on other machines."""
+"""Seconds for kernels: from memory, from the database, else measured, here or on other machines.
+
+A kernel is measured in its graph, among the launches that surround it there (`rehearsal`), or, where there is no graph
+or its launches cannot be timed one by one (on a GPU, on other machines), alone (`caches`). The two are different times,
+under different versions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
-from typing import Protocol, Self
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from typing import Protocol, Self, TypeVar
 
 import tvm
 from tvm import tirx
@@ -14,6 +19,7 @@ from rlflow_tvm.cost.features import kernel_features
 from rlflow_tvm.cost.kernel_worker import Answer, LocalWorkers, Request, Workers
 from rlflow_tvm.cost.machine import check_device, check_remote, target_key
 from rlflow_tvm.cost.measurement import Measurement
+from rlflow_tvm.cost.rehearsal import Rehearsal
 from rlflow_tvm.cost.remote import RemoteWorkers
 from rlflow_tvm.cost.rpc import RpcDevices
 from rlflow_tvm.errors import CostError
@@ -21,22 +27,36 @@ from rlflow_tvm.errors import CostError
 DEFAULT_SCHEDULE = "rlflow_tvm.kernels:schedule_kernel"
 LAUNCH_KEY = "launch-overhead"  # reserved: no structural hash looks like this
 _LAUNCH_VERSION = "1"
-_METHOD = 3  # of measuring: part of the version, as times of different methods are not to be added up
+# Of measuring, alone and in a graph: part of the versions, as times of different methods are not to be added up.
+_METHOD = 3
+_GRAPH_METHOD = "graph1"
 _TRIES = 2  # a busy machine makes timeouts too: what is remembered for good has happened twice
 _LAUNCH_LIMIT_SECS = 60.0
 
 
-class MeasurableKernel(Protocol):
+_BUILDS = 3  # rounds of building what a rehearsal needs: a kernel that kills the worker takes the built ones with it
+Progress = Callable[[int, int], None]
+
+
+class TimedKernel(Protocol):
+    """What a time is kept under: see `rlflow_tvm.kernels.Kernel`."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def cold(self) -> str: ...
+
+
+class MeasurableKernel(TimedKernel, Protocol):
     """What the timer needs of a kernel (`rlflow_tvm.kernels.Kernel` has it, and says what these are)."""
 
     @property
     def func(self) -> tirx.PrimFunc: ...
     @property
-    def key(self) -> str: ...
-    @property
     def name(self) -> str: ...
-    @property
-    def cold(self) -> str: ...
+
+
+K = TypeVar("K")
 
 
 class KernelTimer:
@@ -44,13 +64,14 @@ class KernelTimer:
     `remote`, on all the machines that these are, at once.
 
     The worker schedules the kernel with `schedule` ("module:function" of (PrimFunc, Target)), builds it, and times it
-    with its operands as warm as the kernel says. What is known already, from memory or `database`, is not measured
-    again; a kernel that failed is not tried again either, unless its worker was killed (SIGKILL), which is not stored.
-    A kernel that takes too long, or whose worker is killed, has a second try, as has one whose server is lost: the
-    second that it takes is a "crash". `version` names what the times depend on beside kernel and target: by default
-    the kernel pipeline's version, for another `schedule` that function's name. `timeout_secs` bounds building, sending
-    and running of one kernel together. `quiet`: entered while measuring, where other processes of this machine use the
-    database for the same purpose at the same time (`QuietMachine.measuring`): what one has measured stands for all.
+    in its graph, or alone with its operands as warm as the kernel says. What is known already, from memory or
+    `database`, is not measured again; a kernel that failed is not tried again either, unless its worker was killed
+    (SIGKILL), which is not stored. A kernel that takes too long, or whose worker is killed, has a second try, as has
+    one whose server is lost: the second that it takes is a "crash". `version` names what the times depend on beside
+    kernel and target: by default the kernel pipeline's version, for another `schedule` that function's name.
+    `timeout_secs` bounds building, sending and running of one kernel together. `quiet`: entered while measuring, where
+    other processes of this machine use the database for the same purpose at the same time (`QuietMachine.measuring`):
+    what one has measured stands for all.
     A context manager; `close` ends the workers. Not for use from several threads.
     CostError at construction for a GPU's target on a machine without one; with `remote`, for a target that does not
     say how many cores the machines have.
@@ -79,9 +100,12 @@ class KernelTimer:
         self.schedule = schedule
         self.quiet = quiet
         self.version = version if version is not None else _version_of(schedule)
+        rehearses = remote is None and target.kind.name == "llvm"
+        self.graph_version = f"{self.version}.{_GRAPH_METHOD}" if rehearses else self.version
+        """The same as `version` where kernels are always timed alone."""
         self.measured = 0
         """Kernels measured so far (the rest came from memory or the database)."""
-        self._known: dict[str, Measurement] = {}
+        self._known: dict[tuple[str, str], Measurement] = {}  # by name and version
         self._described: set[str] = set()
         self._launch: Measurement | None = None
         self._workers: Workers = (
@@ -89,47 +113,99 @@ class KernelTimer:
         )
 
     def measure(
-        self, kernels: Sequence[MeasurableKernel], on_progress: Callable[[int, int], None] | None = None
+        self,
+        kernels: Sequence[MeasurableKernel],
+        on_progress: Progress | None = None,
+        graph: Callable[[], Rehearsal] | None = None,
     ) -> list[Measurement]:
         """A measurement for each of `kernels`, in their order; errors are among them as values.
 
-        `on_progress(done, total)` is called after each kernel that had to be measured, `total` being their number; what
-        came before an error is kept. CostError when the worker cannot be started, or there is no other machine (left).
+        `graph`: asked for the launches that the kernels are among, where some have to be measured; without it they are
+        measured alone. `on_progress(done, total)` is called after each kernel that had to be built or measured, `total`
+        being their number; of kernels measured alone those that came before an error are kept.
+        CostError when the worker cannot be started, or there is no other machine (left).
         """
-        todo = self._unknown(kernels)
-        if todo and self.quiet is not None:
-            with self.quiet():  # others may have measured some while this one waited
-                self._measure(self._unknown(kernels), on_progress)
-        else:
-            self._measure(todo, on_progress)
-        return [self._known[known_as(kernel)] for kernel in kernels]
+        in_graph = graph is not None
+        todo = self._unknown(kernels, in_graph)
+        if todo:
+            with nullcontext() if self.quiet is None else self.quiet():
+                if self.quiet is not None:  # others may have measured some while this one waited
+                    todo = self._unknown(kernels, in_graph)
+                if graph is None or self.graph_version == self.version:
+                    self._measure(todo, on_progress)
+                elif todo:
+                    self._rehearse(graph(), todo, on_progress)
+        version = self._version(in_graph)
+        return [self._known[known_as(kernel), version] for kernel in kernels]
 
-    def _unknown(self, kernels: Sequence[MeasurableKernel]) -> dict[str, MeasurableKernel]:
-        return {known_as(kernel): kernel for kernel in kernels if self.lookup(kernel) is None}
+    def _unknown(self, kernels: Sequence[MeasurableKernel], in_graph: bool) -> dict[str, MeasurableKernel]:
+        return {known_as(kernel): kernel for kernel in kernels if self.lookup(kernel, in_graph=in_graph) is None}
 
-    def _measure(self, todo: Mapping[str, MeasurableKernel], on_progress: Callable[[int, int], None] | None) -> None:
-        keys = list(todo)
-        requests = [_request(kernel.func, kernel.cold) for kernel in todo.values()]
-        with closing(self._workers.answers(requests, self.timeout_secs, _TRIES)) as answers:
-            for done, (number, answer) in enumerate(answers, start=1):
-                key, measurement = keys[number], _measurement(answer)
-                if measurement.ok:
-                    self._store_kernel(todo[key])
-                if "passing" not in answer:  # nothing that the kernel did: the next process tries again
-                    self._store(key, self.version, measurement)
-                self.measured += 1
-                self._known[key] = measurement
+    def _measure(self, todo: Mapping[str, MeasurableKernel], on_progress: Progress | None) -> None:
+        requests = [{**_request(kernel.func, kernel.cold), "key": kernel.key} for kernel in todo.values()]
+        for done, (kernel, answer) in enumerate(self._answers(list(todo.values()), requests), start=1):
+            self._learn(kernel, answer, self.version)
+            if on_progress is not None:
+                on_progress(done, len(todo))
+
+    def _rehearse(self, steps: Rehearsal, todo: Mapping[str, MeasurableKernel], on_progress: Progress | None) -> None:
+        """Have the worker build what it has not, then time all launches; what fails is left out."""
+        failed: dict[str, Answer] = {s.key: {} for s in steps if self._fails(s)}
+        for _ in range(_BUILDS):
+            keys = list(dict.fromkeys(s.key for s in steps if s.key not in failed))
+            missing = self._answer({"op": "missing", "keys": keys}, self.timeout_secs)["missing"]
+            if not missing:
+                break
+            funcs = {s.key: s for s in steps}
+            build = [funcs[key] for key in missing]
+            requests = [{"op": "build", "func": tvm.ir.save_json(s.func), "key": s.key} for s in build]
+            for done, (step, answer) in enumerate(self._answers(build, requests), start=1):
+                if "error" in answer:
+                    failed[step.key] = answer
                 if on_progress is not None:
-                    on_progress(done, len(todo))
+                    on_progress(done, len(build))
+        played = [s for s in steps if s.key not in failed]
+        wanted: dict[str, list[int]] = {}
+        for i, step in enumerate(played):
+            if known_as(step) in todo:
+                wanted.setdefault(known_as(step), []).append(i)
+        request = {"op": "rehearse", "launches": [[s.key, s.places] for s in played], "wanted": wanted}
+        answer = self._answer(request, self.timeout_secs * len(steps)) if wanted else {"times": {}}
+        for name, kernel in todo.items():
+            # what stops the whole graph says nothing of a kernel that ran before
+            lost = {**answer, "passing": True} if "error" in answer else None
+            self._learn(kernel, failed.get(kernel.key) or lost or answer["times"][name], self.graph_version)
 
-    def lookup(self, kernel: MeasurableKernel) -> Measurement | None:
-        """What is known of a kernel, without measuring."""
-        key = known_as(kernel)
-        if key not in self._known and self.database is not None:
-            stored = self.database.get(key, self.target_key, self.version)
+    def _fails(self, step: TimedKernel) -> bool:
+        known = self.lookup(step, in_graph=True)
+        return known is not None and not known.ok
+
+    def _answers(self, kernels: Sequence[K], requests: Sequence[Request]) -> Generator[tuple[K, Answer]]:
+        """Each kernel as it is answered."""
+        with closing(self._workers.answers(requests, self.timeout_secs, _TRIES)) as answers:
+            for number, answer in answers:
+                yield kernels[number], answer
+
+    def _learn(self, kernel: MeasurableKernel, answer: Answer, version: str) -> None:
+        measurement = _measurement(answer)
+        if measurement.ok:
+            self._store_kernel(kernel)
+        if "passing" not in answer:  # nothing that the kernel did: the next process tries again
+            self._store(known_as(kernel), version, measurement)
+        self.measured += 1
+        self._known[known_as(kernel), version] = measurement
+
+    def lookup(self, kernel: TimedKernel, *, in_graph: bool = False) -> Measurement | None:
+        """What is known of a kernel in a graph, or alone, without measuring."""
+        name, version = known_as(kernel), self._version(in_graph)
+        if (name, version) not in self._known and self.database is not None:
+            stored = self.database.get(name, self.target_key, version)
             if stored is not None:
-                self._known[key] = stored
-        return self._known.get(key)
+                self._known[name, version] = stored
+        return self._known.get((name, version))
+
+    def _version(self, in_graph: bool) -> str:
+        return self.graph_version if in_graph else self.version
 
     def time(self, func: tirx.PrimFunc, limit_secs: float | None = None, cold: str = "") -> Measurement:
         """Measure `func` (scheduled by the worker, unless it carries `tirx.is_scheduled`); nothing is remembered.
@@ -193,7 +269,7 @@ class KernelTimer:
             self.database.put(key, self.target_key, version, measurement, tvm.__version__)
 
 
-def known_as(kernel: MeasurableKernel) -> str:
+def known_as(kernel: TimedKernel) -> str:
     """What a measurement of `kernel` is kept under: its key and its operands' temperatures."""
     return f"{kernel.key}/{kernel.cold}" if kernel.cold else kernel.key
 

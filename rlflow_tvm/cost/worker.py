@@ -3,11 +3,15 @@
 Runs in its own process (see `worker_process`). Requests are JSON objects with an "op":
 - "start": `target` (TVM JSON), `schedule` ("module:function"), `remote` (null, or the fields of `RpcDevices`): first
 - "open": `wait_secs`: have a server's session, for a worker with `remote`; before each of the following
-- "measure": `func` (TVM JSON of an unscheduled PrimFunc), `cold` (as in `Kernel`), `limit_secs`
-- "difference": `func`, `other` (as in "measure", the same parameters), `limit_secs`: do both write the same?
-- "launch": seconds of one kernel launch in the Relax VM, `limit_secs`
-Answers: {"run_secs", "repeats", "spread", "slowdown"}, {"difference"}, {"error", "error_kind"}, {"lost"} (why the
-session, if any, is gone), or nothing.
+- "measure": `func` (TVM JSON of an unscheduled PrimFunc), `cold` (as in `Kernel`); with `key` it stays built
+- "missing": `keys`: which of them are not built here?
+- "build": `func`, `key`: keep it, and see that it runs
+- "rehearse": `launches` ([key, storages of the operands] each), `wanted` (numbers of launches by name): all built here
+- "difference": `func`, `other` (as in "measure", the same parameters): do both write the same?
+- "launch": seconds of one kernel launch in the Relax VM
+All but the first two have `limit_secs`.
+Answers: {"run_secs", "repeats", "spread", "slowdown"}, {"missing"}, {"times"} (such by name), {"difference"},
+{"error", "error_kind"}, {"lost"} (why the session, if any, is gone), or nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +24,12 @@ from typing import Any
 
 import tvm
 
-from rlflow_tvm.cost.bench import Bench, schedule_named
+from rlflow_tvm.cost.bench import ENTRY, Bench, schedule_named
 from rlflow_tvm.cost.caches import LocalCaches, SentCaches
 from rlflow_tvm.cost.place import Here
 from rlflow_tvm.cost.rpc import RpcDevices
 from rlflow_tvm.cost.session import IDLE_SECS, Session, SessionLostError
+from rlflow_tvm.cost.stage import Stage
 from rlflow_tvm.errors import CostError
 
 
@@ -55,8 +60,10 @@ class _Worker:
         self.remote = None if request["remote"] is None else RpcDevices(**request["remote"])
         self.session: Session | None = None
         self.bench: Bench | None = None
+        self.stage: Stage | None = None
         if self.remote is None:
             self.bench = Bench(self.target, self.schedule, Here(self.target), LocalCaches(self.target))
+            self.stage = Stage(self.bench)
 
     def open(self, wait_secs: float) -> dict[str, Any]:
         """See to it that there is a living session; the tracker may take `wait_secs` to hand out a server."""
@@ -98,11 +105,21 @@ class _Worker:
         try:
             if request["op"] == "launch":
                 return self.bench.launch()
+            if request["op"] in ("missing", "rehearse"):
+                assert self.stage is not None, "graphs are timed here only"
+                if request["op"] == "missing":
+                    return {"missing": self.stage.missing(request["keys"])}
+                kind = "run"
+                return {"times": self.stage.rehearse(request["launches"], request["wanted"])}
             func = tvm.ir.load_json(request["func"])
             if request["op"] == "difference":
                 return {"difference": self.bench.difference(func, tvm.ir.load_json(request["other"]))}
-            built = self.bench.build(func)
+            key = request.get("key")
+            built = self.bench.build(func) if key is None or self.stage is None else self.stage.build(key, func)
             kind = "run"
+            if request["op"] == "build":
+                built[ENTRY](*self.bench.arguments(func))
+                return {}
             return self.bench.time(func, built, request["cold"])
         except Exception as error:  # noqa: BLE001  process boundary: whatever a kernel does wrong becomes a value
             return {"error": _one_line(error), "error_kind": kind}

@@ -1,0 +1,122 @@
+"""A graph's launches run one after the other, as in the model, each of them timed.
+
+What a launch takes depends on what those before it have left in the caches, and where: by which core, how long ago,
+written or read. A sequence of launches over storage that is shared as in TVM's memory plan leaves all of it as the
+model does; no preparation of the caches for a kernel alone does (see `caches`, which serves where there is no graph).
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import tvm
+from tvm import te, tirx
+from tvm.target import Target
+
+from rlflow_tvm.cost.metrics import tensor_bytes
+from rlflow_tvm.cost.operands import plain_array
+
+Buffers = Sequence[tuple[tuple[int, ...], str]]
+# Each placement is storage of its own: a kernel's time varies by some per cent with where its operands happen to lie.
+_BUDGET_SECS = 1.0
+_MOST_PLACEMENTS = 8
+_RUNS_SECS = 0.6  # of a placement, its untimed runs apart
+_LEAST_RUNS, _MOST_RUNS = 2, 8
+_SLOW_SECS = 0.2  # one untimed run of a graph that takes so long does, else two
+_CALLS = 2000
+_LEAST_SHARE = 0.2  # of its time, which a launch keeps when what calling it takes is subtracted
+
+
+class Step(NamedTuple):
+    """One launch: its kernel, how warm its operands are (as in `Kernel`), and the storage of each."""
+
+    func: tirx.PrimFunc
+    key: str
+    cold: str
+    places: tuple[int, ...]
+
+
+Rehearsal = tuple[Step, ...]
+"""The launches of a graph, in order."""
+
+
+class Part(NamedTuple):
+    """A launch as it is played: a built kernel, the buffers it takes, and the storage of each."""
+
+    function: tvm.runtime.Function
+    buffers: Buffers
+    places: Sequence[int]
+
+
+def call_secs(target: Target, device: tvm.runtime.Device) -> float:
+    """Seconds that a call from here takes, whatever the kernel does."""
+    x = te.placeholder((1,), "float32", name="x")
+    y = te.compute((1,), lambda i: x[i] + tirx.const(1, "float32"), name="y")
+    function = tvm.compile(te.create_prim_func([x, y]), target=target).jit()["main"]
+    arguments = [tvm.runtime.tensor(np.zeros(1, "float32"), device) for _ in range(2)]
+    return median(_timed([(function, arguments)])[0] for _ in range(_CALLS))
+
+
+def rehearse(parts: Sequence[Part], device: tvm.runtime.Device, called_secs: float) -> list[list[float]]:
+    """Seconds of each launch in each timed run: (launches, runs). `called_secs`: as `call_secs` found."""
+    samples: list[list[float]] = [[] for _ in parts]
+    started = time.perf_counter()
+    for placement in range(_MOST_PLACEMENTS):
+        if placement and time.perf_counter() - started > _BUDGET_SECS:
+            break
+        calls = _placed(parts, device)
+        secs = sum(_timed(calls))
+        if secs < _SLOW_SECS:
+            secs = sum(_timed(calls))
+        for _ in range(min(max(round(_RUNS_SECS / secs), _LEAST_RUNS), _MOST_RUNS)):
+            for own, each in zip(samples, _timed(calls), strict=True):
+                own.append(max(each - called_secs, _LEAST_SHARE * each))
+    return samples
+
+
+def summary(samples: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """What equal launches take, as a `Measurement` has it; `samples`: (launches, runs)."""
+    low, _, high = np.percentile(np.mean(samples, axis=0), [25, 50, 75])
+    secs = float(np.mean(np.median(samples, axis=1)))
+    if secs <= 0:
+        raise ValueError(f"the clock gave {secs} s for a run")
+    return {"run_secs": secs, "repeats": int(np.size(samples)), "spread": float((high - low) / secs)}
+
+
+def _placed(parts: Sequence[Part], device: tvm.runtime.Device) -> list[tuple[tvm.runtime.Function, list[Any]]]:
+    """The calls, over storage that is allocated now.
+
+    Integers do not share it: whatever a launch reads there is zero, so that no index can leave its table.
+    """
+    words: dict[int, int] = {}
+    for part in parts:
+        for place, buffer in zip(part.places, part.buffers, strict=True):
+            words[place] = max(words.get(place, 1), -(-tensor_bytes(*buffer) // 4))
+    storages = {place: tvm.runtime.tensor(plain_array((size,), "float32"), device) for place, size in words.items()}
+
+    def operand(place: int, buffer: tuple[tuple[int, ...], str]) -> tvm.runtime.Tensor:
+        shape, dtype = buffer
+        if not dtype.startswith(("float", "bfloat")):
+            return tvm.runtime.tensor(plain_array(shape, dtype), device)
+        return storages[place]._create_view(shape, dtype)
+
+    return [(part.function, list(map(operand, part.places, part.buffers))) for part in parts]
+
+
+def _timed(calls: Sequence[tuple[tvm.runtime.Function, list[Any]]]) -> list[float]:
+    clock = time.perf_counter
+    found = []
+    gc.disable()
+    try:
+        for function, arguments in calls:
+            before = clock()
+            function(*arguments)
+            found.append(clock() - before)
+    finally:
+        gc.enable()
+    return found

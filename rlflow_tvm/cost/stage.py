@@ -1,0 +1,59 @@
+"""Kernels that are built once and stay, to be played in the order of one graph after the other."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from rlflow_tvm.cost.bench import ENTRY, Bench
+from rlflow_tvm.cost.metrics import kernel_buffers
+from rlflow_tvm.cost.rehearsal import Buffers, Part, call_secs, rehearse, summary
+
+_MOST_KERNELS = 1024
+
+
+class Stage:
+    """Keeps the last kernels that were built, and times the launches of graphs of them. What goes wrong is raised."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._built: OrderedDict[str, tuple[tvm.runtime.Module, Buffers]] = OrderedDict()
+        self._call_secs: float | None = None
+
+    def missing(self, keys: Sequence[str]) -> list[str]:
+        """Those that would have to be built; the others are kept for longest."""
+        for key in keys:
+            if key in self._built:
+                self._built.move_to_end(key)
+        return [key for key in keys if key not in self._built]
+
+    def build(self, key: str, func: tirx.PrimFunc) -> tvm.runtime.Module:
+        """`func`, scheduled and loaded, known as `key` here: now, or before."""
+        if key not in self._built:
+            self._built[key] = self._bench.build(func), kernel_buffers(func)
+            while len(self._built) > _MOST_KERNELS:
+                self._built.popitem(last=False)
+        return self._built[key][0]
+
+    def rehearse(
+        self, launches: Sequence[tuple[str, Sequence[int]]], wanted: Mapping[str, Sequence[int]]
+    ) -> dict[str, dict[str, Any]]:
+        """A `Measurement`'s fields for each of `wanted`, which are numbers of launches that count as one kernel.
+
+        `launches`: the key and the operands' storages of each.
+        """
+        if self._call_secs is None:
+            self._call_secs = call_secs(self._bench.target, self._bench.device)
+        called = self._call_secs
+        parts = [Part(self._built[key][0][ENTRY], self._built[key][1], places) for key, places in launches]
+
+        def series() -> dict[str, Any]:
+            samples = rehearse(parts, self._bench.device, called)
+            return {name: summary([samples[i] for i in own]) for name, own in wanted.items()}
+
+        times, slowdown = self._bench.undisturbed(series)
+        return {name: {**fields, "slowdown": slowdown} for name, fields in times.items()}
