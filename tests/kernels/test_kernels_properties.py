@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_checks import check, graph, random_arrays, run
 from numpy.lib.stride_tricks import sliding_window_view
+from scipy.special import erf
 from tvm import relax
 
 op = relax.op
@@ -126,3 +127,30 @@ def test_empty_arrays() -> None:
         np.testing.assert_array_equal(outcome.values[0], np.zeros(shape, "float32"))
         # a product of nothing becomes a constant
         assert set(outcome.rules) <= ({"elementwise"} if build is op.matmul else {"empty"})
+
+
+FUNCTIONS = {
+    "silu": (lambda y: op.multiply(y, op.sigmoid(y)), lambda y: y / (1.0 + np.exp(-y))),
+    "gelu": (op.nn.gelu, lambda y: y * 0.5 * (1.0 + erf(y / np.sqrt(2.0)))),
+    "tanh": (op.tanh, np.tanh),
+    "exp": (lambda y: op.exp(op.negative(op.abs(y))), lambda y: np.exp(-np.abs(y))),
+}
+
+
+@FEW
+@given(
+    st.sampled_from([3, 16, 29]), ODD, st.tuples(ODD, ODD), st.sampled_from([1, 3]), st.sampled_from(list(FUNCTIONS))
+)
+def test_convolutions_with_a_function_behind(
+    inputs: int, outputs: int, size: tuple[int, int], window: int, function: str
+) -> None:
+    """Whole tiles and last ones hold the function's code twice, its variables with it."""
+    relaxed, exact = FUNCTIONS[function]
+    size = (max(size[0], window), max(size[1], window))
+
+    def expected(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        windows = sliding_window_view(x.astype("float64"), (window, window), axis=(2, 3))
+        return exact(np.einsum("nchwyx,ocyx->nohw", windows, w))
+
+    shapes = [(1, inputs, *size), (outputs, inputs, window, window)]
+    check(lambda x, w: relaxed(op.nn.conv2d(x, w)), expected, shapes, weights=1, tolerance=2e-5)

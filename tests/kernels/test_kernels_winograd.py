@@ -114,7 +114,7 @@ pad = st.integers(0, 3)
 @given(
     channels=st.tuples(st.integers(1, 40), st.integers(1, 40)), image=st.tuples(extent, extent),
     padding=st.tuples(pad, pad, pad, pad), batch=st.integers(1, 3), size=st.sampled_from(SIZES),
-    narrow=st.booleans(), epilogue=st.sampled_from(["", "bias relu", "bias residual relu"]),
+    narrow=st.booleans(), epilogue=st.sampled_from(["", "bias relu", "bias residual relu", "bias silu"]),
 )  # fmt: skip
 def test_any_extents(channels, image, padding, batch, size, narrow, epilogue):
     top, left, bottom, right = padding

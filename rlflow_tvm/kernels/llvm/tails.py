@@ -35,8 +35,12 @@ def peel_tails(func: tirx.PrimFunc) -> tirx.PrimFunc:
     body = tvm_ffi.structural_map(func.body, (s_tir.SBlockRealize, _state_limit))
     if not _predicates(body):
         return func
-    body = _visit(body)
-    module = tvm.IRModule({tvm.ir.GlobalVar("main"): func.with_body(body)})
+    return distinct_variables(func.with_body(_visit(body)))
+
+
+def distinct_variables(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """`func` with each variable defined once, where code that defines some is there twice."""
+    module = tvm.IRModule({tvm.ir.GlobalVar("main"): func})
     return tirx.transform.ConvertSSA()(module)["main"]
 
 

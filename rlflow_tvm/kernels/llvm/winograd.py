@@ -17,6 +17,7 @@ from ..target import vector_lanes
 from .conv_loops import marked_blocks, narrowed
 from .elementwise import schedule_map
 from .emit import Emitter, Index
+from .tails import distinct_variables
 from .winograd_legalize import WINOGRAD_ATTR, root_block
 from .winograd_nest import Finish, Nest
 from .winograd_plan import Plan
@@ -38,7 +39,9 @@ class Winograd(CPUScheduleRule):
         before = _inline(sch, own, transformed)
         for block in before:
             schedule_map(sch, block, target)
-        return s_tir.Schedule(_written(sch, own, [sch.get(block) for block in before], vector_lanes(target)))
+        written = _written(sch, own, [sch.get(block) for block in before], vector_lanes(target))
+        # whole tiles and cut ones hold what follows the convolution twice
+        return s_tir.Schedule(distinct_variables(written))
 
 
 def _inline(sch: s_tir.Schedule, own: list[s_tir.SBlock], transformed: SBlockRV) -> list[SBlockRV]:
