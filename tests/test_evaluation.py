@@ -35,7 +35,7 @@ def priced(tmp_path_factory):
 
 def test_kernels_of_the_start_and_of_what_walks_reach(priced):
     database, opened, kernels = priced
-    held = {f"{key}/{cold}" for key, _, cold, _ in database.samples(opened.target_key, opened.version)}
+    held = {f"{key}/{cold}" for key, _, cold, _ in database.samples(opened.target_key, opened.graph_version)}
     for name, own in kernels.items():
         start = Temperatures(TARGET).kernels(Lowering(TARGET).launches(MODELS[name]()))
         assert len(own.launched) > len(start)
@@ -61,13 +61,13 @@ def test_nothing_of_the_model_left_out_is_learned_from(priced, monkeypatch):
         return fit(samples, *args)
 
     monkeypatch.setattr(LearnedCost, "fit", noted)
-    scores = leave_one_out(kernels, database, opened.target_key, opened.version)
+    scores = leave_one_out(kernels, database, opened.target_key, opened.graph_version)
     assert [score.model for score in scores] == list(kernels)
     for keys, score, own in zip(learned, scores, kernels.values(), strict=True):
         assert not keys & own.touched
         assert keys
         assert score.trained_on == len(
-            [1 for key, *_ in database.samples(opened.target_key, opened.version) if key in keys]
+            [1 for key, *_ in database.samples(opened.target_key, opened.graph_version) if key in keys]
         )
         assert score.kernels == len(own.launched)
         assert 0 < score.median_error < score.mape * 2  # the median of positive numbers
@@ -77,7 +77,7 @@ def test_nothing_of_the_model_left_out_is_learned_from(priced, monkeypatch):
 def test_a_right_and_a_wrong_prediction(monkeypatch, priced):
     database, opened, kernels = priced
     monkeypatch.setattr(evaluation, "LEAST_KERNELS", 5)
-    truth = {tuple(sorted(f.items())): s for _, f, _, s in database.samples(opened.target_key, opened.version)}
+    truth = {tuple(sorted(f.items())): s for _, f, _, s in database.samples(opened.target_key, opened.graph_version)}
 
     class Half:
         """Says half of the truth."""
@@ -89,7 +89,7 @@ def test_a_right_and_a_wrong_prediction(monkeypatch, priced):
 
     monkeypatch.setattr(LearnedCost, "fit", lambda *_: Half())
     one = {"algebra": kernels["algebra"]}
-    (score,) = leave_one_out(one, database, opened.target_key, opened.version)
+    (score,) = leave_one_out(one, database, opened.target_key, opened.graph_version)
     assert (score.mape, score.median_error, score.total_error) == (pytest.approx(0.5),) * 3
     assert score.spearman == pytest.approx(1.0)
     assert score.trained_on == 7
@@ -99,4 +99,4 @@ def test_too_little_of_a_model(priced):
     database, opened, kernels = priced
     few = {"few": evaluation.ModelKernels(frozenset(sorted(kernels["algebra"].launched)[:3]), frozenset())}
     with pytest.raises(CostError, match="few: 3 measured kernels are too few"):
-        leave_one_out(few, database, opened.target_key, opened.version)
+        leave_one_out(few, database, opened.target_key, opened.graph_version)

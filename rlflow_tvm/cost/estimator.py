@@ -65,7 +65,7 @@ class KernelEstimator:
         kernels: Sequence[Kernel],
         on_progress: Callable[[int, int], None] | None = None,
         *,
-        graph: Callable[[], Rehearsal] | None = None,
+        graph: Callable[[], Rehearsal],
         measured: bool = False,
     ) -> list[Measurement | Prediction]:
         """One for each of `kernels`, in their order; with `measured` only measurements. `graph` as in `KernelTimer`."""

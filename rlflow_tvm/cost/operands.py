@@ -9,12 +9,13 @@ import numpy as np
 _NOISE = 1 << 20
 
 
-def plain_array(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Floats are normal, the same at each call; integers and booleans zero: a gather stays inside its table."""
+def plain_array(shape: tuple[int, ...], dtype: str, scale: float = 1.0) -> np.ndarray:
+    """Floats are normal with deviation `scale`, the same at each call; integers and booleans zero: a gather stays
+    inside its table."""
     numpy_dtype = np.dtype(_registered(dtype))
     if not dtype.startswith(("float", "bfloat")):
         return np.zeros(shape, numpy_dtype)
-    return np.resize(_noise(), shape).astype(numpy_dtype, copy=False)
+    return np.resize(_noise() * np.float32(scale), shape).astype(numpy_dtype, copy=False)
 
 
 @cache

@@ -11,7 +11,7 @@ from tvm import tirx
 
 from rlflow_tvm.cost.bench import ENTRY, Bench
 from rlflow_tvm.cost.metrics import kernel_buffers
-from rlflow_tvm.cost.rehearsal import Buffers, Part, call_secs, rehearse, summary
+from rlflow_tvm.cost.rehearsal import Part, call_secs, rehearse, summary
 
 _MOST_KERNELS = 1024
 
@@ -21,7 +21,7 @@ class Stage:
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
-        self._built: OrderedDict[str, tuple[tvm.runtime.Module, Buffers]] = OrderedDict()
+        self._built: OrderedDict[str, tuple[tvm.runtime.Module, tirx.PrimFunc]] = OrderedDict()
         self._call_secs: float | None = None
 
     def missing(self, keys: Sequence[str]) -> list[str]:
@@ -34,7 +34,7 @@ class Stage:
     def build(self, key: str, func: tirx.PrimFunc) -> tvm.runtime.Module:
         """`func`, scheduled and loaded, known as `key` here: now, or before."""
         if key not in self._built:
-            self._built[key] = self._bench.build(func), kernel_buffers(func)
+            self._built[key] = self._bench.build(func), func
             while len(self._built) > _MOST_KERNELS:
                 self._built.popitem(last=False)
         return self._built[key][0]
@@ -49,7 +49,11 @@ class Stage:
         if self._call_secs is None:
             self._call_secs = call_secs(self._bench.target, self._bench.device)
         called = self._call_secs
-        parts = [Part(self._built[key][0][ENTRY], self._built[key][1], places) for key, places in launches]
+        built = [self._built[key] for key, _ in launches]
+        parts = [
+            Part(module[ENTRY], kernel_buffers(func), places)
+            for (module, func), (_, places) in zip(built, launches, strict=True)
+        ]
 
         def series() -> dict[str, Any]:
             samples = rehearse(parts, self._bench.device, called)

@@ -31,11 +31,19 @@ ALL = PredictionPolicy(share=1.0, deviation=10.0)
 
 
 class LawTimer(KernelTimer):
-    """Kernels take what a law says; nothing runs."""
+    """Kernels take what a law says, in a graph and alone; nothing runs."""
 
     def __init__(self, *arguments) -> None:
         super().__init__(*arguments)
         self._workers = workers_by(law)()
+        self.graph_version = self.version
+
+
+class Estimator(KernelEstimator):
+    """Of kernels that are in no graph; nor does a `LawTimer` ask for one."""
+
+    def estimate(self, asked, **options):
+        return super().estimate(asked, graph=tuple, **options)
 
 
 def kernels(count: int, seed: int) -> list[Kernel]:
@@ -69,14 +77,14 @@ def timer(folder, target):
 
 
 def test_by_default_all_is_measured(timer):
-    estimator = KernelEstimator(timer)
+    estimator = Estimator(timer)
     found = estimator.estimate(kernels(10, 1))
     assert all(isinstance(each, Measurement) for each in found)
     assert (timer.measured, estimator.predicted) == (10, 0)
 
 
 def test_sure_ones_are_predicted(timer):
-    estimator = KernelEstimator(timer, ALL)
+    estimator = Estimator(timer, ALL)
     asked = kernels(20, 1)
     found = estimator.estimate(asked)
     assert all(isinstance(each, Prediction) for each in found)
@@ -86,15 +94,15 @@ def test_sure_ones_are_predicted(timer):
 
 
 def test_known_ones_are_not(timer):
-    found = KernelEstimator(timer, ALL).estimate([*kernels(3, 0), *kernels(2, 1)])
+    found = Estimator(timer, ALL).estimate([*kernels(3, 0), *kernels(2, 1)])
     assert [isinstance(each, Measurement) for each in found] == [True] * 3 + [False] * 2
 
 
 def test_unsure_ones_are_measured(timer):
     asked = kernels(20, 1)
-    sure = {p.deviation for p in KernelEstimator(timer, ALL).estimate(asked)}
+    sure = {p.deviation for p in Estimator(timer, ALL).estimate(asked)}
     limit = float(np.median(list(sure)))
-    found = KernelEstimator(timer, PredictionPolicy(share=1.0, deviation=limit)).estimate(asked)
+    found = Estimator(timer, PredictionPolicy(share=1.0, deviation=limit)).estimate(asked)
     predicted = [each for each in found if isinstance(each, Prediction)]
     assert len(predicted) == 10
     assert max(each.deviation for each in predicted) <= limit
@@ -103,7 +111,7 @@ def test_unsure_ones_are_measured(timer):
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_share_of_a_graphs_time(timer, share):
     asked = kernels(20, 1)
-    found = KernelEstimator(timer, PredictionPolicy(share=share, deviation=10.0)).estimate(asked)
+    found = Estimator(timer, PredictionPolicy(share=share, deviation=10.0)).estimate(asked)
     secs = [k.count * each.run_secs for k, each in zip(asked, found, strict=True)]
     predicted = sum(s for s, each in zip(secs, found, strict=True) if isinstance(each, Prediction))
     # the share is of what was thought before the others were measured
@@ -112,7 +120,7 @@ def test_share_of_a_graphs_time(timer, share):
 
 
 def test_all_measured_on_demand(timer):
-    estimator = KernelEstimator(timer, ALL)
+    estimator = Estimator(timer, ALL)
     estimator.estimate(kernels(5, 1))
     found = estimator.estimate(kernels(5, 1), measured=True)
     assert all(isinstance(each, Measurement) for each in found)
@@ -121,7 +129,7 @@ def test_all_measured_on_demand(timer):
 
 
 def test_trained_again_as_the_database_grows(timer):
-    estimator = KernelEstimator(timer, ALL)
+    estimator = Estimator(timer, ALL)
     strange = [Kernel(add(n, m), f"add-{n}-{m}", "add", 1, "000") for n in (3, 40, 500) for m in (3, 40, 500)]
     before = estimator.estimate(strange)
     timer.measure(
@@ -138,14 +146,14 @@ def test_trained_again_as_the_database_grows(timer):
 
 def test_too_little_to_learn_from_measures(target):
     with KernelDatabase(":memory:") as database, LawTimer(target, database) as timer:
-        estimator = KernelEstimator(timer, ALL)
+        estimator = Estimator(timer, ALL)
         estimator.estimate(kernels(LEAST_SAMPLES - 1, 0))
         estimator.estimate(kernels(2, 1))
         assert (timer.measured, estimator.predicted) == (LEAST_SAMPLES + 1, 0)
         estimator.estimate(kernels(2, 2))
         assert estimator.predicted == 2
     with LawTimer(target) as timer:
-        assert KernelEstimator(timer, ALL).estimate(kernels(2, 1))[0].repeats == 7
+        assert Estimator(timer, ALL).estimate(kernels(2, 1))[0].repeats == 7
         with pytest.raises(CostError, match="no kernel database"):
             train_model(timer)
 
@@ -154,14 +162,14 @@ def test_the_model_lies_beside_the_database(folder, target, caplog):
     with KernelDatabase(folder / "k.sqlite") as database, LawTimer(target, database) as timer:
         path = learned_path(database.path, timer.target_key, timer.version)
         assert learned_path(database.path, timer.target_key, "another") != path
-        first = KernelEstimator(timer, ALL).estimate(kernels(5, 1))
+        first = Estimator(timer, ALL).estimate(kernels(5, 1))
         content = json.loads(path.read_text())
         assert (content["trained_on"], content["target"]) == (400, timer.target_key)
         written = path.stat().st_mtime_ns
-        assert KernelEstimator(timer, ALL).estimate(kernels(5, 1)) == first
+        assert Estimator(timer, ALL).estimate(kernels(5, 1)) == first
         assert path.stat().st_mtime_ns == written
         path.write_text("{}")
-        assert KernelEstimator(timer, ALL).estimate(kernels(5, 1)) == first
+        assert Estimator(timer, ALL).estimate(kernels(5, 1)) == first
         assert "train it again" in caplog.text
         assert LearnedCost.load(path, timer.target_key, timer.version).trained_on == 400
 

@@ -1,4 +1,4 @@
-"""From scheduled PrimFuncs to machine code: TVM's own lowering, with the sums of register tiles on the stack.
+"""From scheduled PrimFuncs to machine code: TVM's own lowering, with the sums of register tiles on an aligned stack.
 
 TVM takes every buffer of a kilobyte and more from its pool of workspaces, and the sums of most register tiles are
 larger: two calls a tile, a few hundred cycles, where a tile takes a few thousand.
@@ -15,12 +15,13 @@ from tvm.tirx.compilation_pipeline import get_tir_pipeline, register_tir_pipelin
 
 TIR_PIPELINE = "rlflow_llvm"
 _STACK_BYTES = 2048  # the sums of a register tile; larger buffers want the alignment that only the pool gives
+_LINE = "float32x16"  # of 64 bytes: the largest vector there is
 _LEAVE_ATTR = "disable_lower_builtin"  # TVM's: an allocation that has it becomes the code generator's own, on the stack
 
 
 @tirx.transform.prim_func_pass(opt_level=0, name="rlflow.StackBuffers")
 def stack_buffers(func: tirx.PrimFunc, _module: tvm.IRModule, _context: tvm.transform.PassContext) -> tirx.PrimFunc:
-    """`func` (lowered, for the host) with its buffers of up to two kilobytes on the stack."""
+    """`func` (lowered, for the host) with its buffers of up to two kilobytes on the stack, vectors aligned there."""
 
     def moved(alloc: tirx.AllocBuffer) -> tirx.AllocBuffer:
         buffer = alloc.buffer
@@ -31,7 +32,25 @@ def stack_buffers(func: tirx.PrimFunc, _module: tvm.IRModule, _context: tvm.tran
             return alloc
         return tirx.AllocBuffer(buffer, {**dict(alloc.annotations), _LEAVE_ATTR: tirx.IntImm("bool", 1)})
 
-    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.AllocBuffer, moved)))
+    return func.with_body(tvm_ffi.structural_map(func.body, [(tirx.AllocBuffer, moved), (tirx.For, _on_lines)]))
+
+
+def _on_lines(loop: tirx.For) -> tirx.For:
+    """A parallel loop with a cache line on its stack.
+
+    LLVM keeps vectors that find no register on a stack that is aligned to sixteen bytes, across two lines or two pages,
+    as it happens: one such vector in the inner loop can treble a kernel's time in one thread and cost nothing in
+    another. Where something on the stack has to begin with a line, LLVM aligns the others too. It is read by nothing but
+    a prefetch, as what is not used at all is dropped.
+    """
+    if loop.kind != tirx.ForKind.PARALLEL:
+        return loop
+    line = tirx.decl_buffer((1,), _LINE, name="line")
+    use = tirx.call_intrin("void", "tirx.prefetch", tirx.address_of(line[0]), 0, 3, 1)
+    body = tirx.SeqStmt([tirx.AllocBuffer(line, {_LEAVE_ATTR: tirx.IntImm("bool", 1)}), tirx.Evaluate(use), loop.body])
+    return tirx.For(
+        loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations, loop.step
+    )
 
 
 def _pipeline() -> tuple[tvm.transform.Pass, object, object]:

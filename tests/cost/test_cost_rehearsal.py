@@ -1,0 +1,232 @@
+"""Launches played one after the other: on whose storage, how often, what is counted, and what a failing one does."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+import tvm
+from cost_kernels import SCHEDULE, FakeKernel, add, endless, far_read, gather, two_layers
+
+from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, rehearsal
+from rlflow_tvm.cost.rehearsal import Part, Step, call_secs, rehearse, summary
+from rlflow_tvm.ir import detach
+
+CPU = tvm.cpu()
+F32 = "float32"
+
+
+class Player:
+    """A kernel that notes what it is given, and takes its time."""
+
+    def __init__(self, secs: float = 0.0) -> None:
+        self.secs = secs
+        self.calls: list[list[tvm.runtime.Tensor]] = []
+
+    def __call__(self, *arguments: tvm.runtime.Tensor) -> None:
+        self.calls.append(list(arguments))
+        end = time.perf_counter() + self.secs
+        while time.perf_counter() < end:
+            pass
+
+
+def address(tensor: tvm.runtime.Tensor) -> int:
+    return np.from_dlpack(tensor).__array_interface__["data"][0]
+
+
+def test_operands_with_one_storage_share_it():
+    first, second = Player(), Player()
+    parts = [
+        Part(first, [((4, 8), F32), ((2, 8), F32)], (0, 1)),
+        Part(second, [((2, 8), F32), ((4, 4), "float16"), ((64,), F32)], (1, 0, 2)),
+    ]
+    rehearse(parts, CPU, 0.0)
+    for (x, y), (z, half, other) in zip(first.calls, second.calls, strict=True):
+        assert address(y) == address(z)
+        assert address(x) == address(half)
+        assert len({address(x), address(y), address(other)}) == 3
+        assert (tuple(half.shape), str(half.dtype)) == ((4, 4), "float16")
+    assert len({address(x) for x, _ in first.calls}) > 1  # storage is placed anew
+
+
+def test_a_storage_has_room_for_its_largest_operand():
+    """Written to its end, it leaves the next one as it was."""
+
+    def fill(value: float):
+        def run(*arguments: tvm.runtime.Tensor) -> None:
+            for argument in arguments:
+                argument.copyfrom(np.full(tuple(argument.shape), value, F32))
+
+        return run
+
+    seen = []
+
+    def look(*arguments: tvm.runtime.Tensor) -> None:
+        seen.append([argument.numpy() for argument in arguments])
+
+    large, small = ((1 << 16,), F32), ((3,), F32)
+    parts = [
+        Part(fill(1.0), [small], (0,)),
+        Part(fill(2.0), [large, large], (0, 1)),
+        Part(look, [small, large], (0, 1)),
+    ]
+    rehearse(parts, CPU, 0.0)
+    for a, b in seen:
+        assert (a == 2.0).all()
+        assert (b == 2.0).all()
+
+
+def test_indices_stay_inside_their_table():
+    """Whatever was computed where they lie."""
+    player, maker = Player(), Player()
+    parts = [Part(maker, [((8,), F32)], (0,)), Part(player, [((8,), "int64"), ((8,), "bool"), ((8,), F32)], (0, 0, 0))]
+    rehearse(parts, CPU, 0.0)
+    for (made,), (index, flag, value) in zip(maker.calls, player.calls, strict=True):
+        assert not index.numpy().any()
+        assert not flag.numpy().any()
+        assert address(value) == address(made)
+
+
+@pytest.mark.parametrize(("secs", "least", "most"), [(0.0, 16, 64), (0.3, 2, 8)])
+def test_runs(secs, least, most):
+    """Many of a fast graph, few of a slow one; the first of each placement are not counted."""
+    player = Player(secs)
+    (samples,) = rehearse([Part(player, [((4,), F32)], (0,))], CPU, 0.0)
+    assert least <= len(samples) <= most
+    assert len(player.calls) > len(samples)
+    assert all(each >= secs for each in samples)
+
+
+def test_what_calling_takes_is_not_counted():
+    player = Player(1e-3)
+    ((*with_it,), (*without,)) = (rehearse([Part(player, [((4,), F32)], (0,))], CPU, called)[0] for called in (0, 4e-4))
+    assert np.median(with_it) == pytest.approx(1e-3, rel=0.1)
+    assert np.median(without) == pytest.approx(6e-4, rel=0.1)
+    (never,) = rehearse([Part(Player(), [((4,), F32)], (0,))], CPU, 1.0)
+    assert all(each > 0 for each in never)
+
+
+def test_a_call_takes_little(target):
+    assert 0 < call_secs(target, CPU) < 1e-4  # a plausibility bound
+
+
+def test_summary_of_equal_launches():
+    """Each launch's median, their mean; the spread is that of the runs."""
+    found = summary([[1.0, 2.0, 9.0], [3.0, 4.0, 5.0]])
+    assert found["run_secs"] == pytest.approx(3.0)
+    assert found["repeats"] == 6
+    assert found["spread"] == pytest.approx((5.0 - 2.5) / 3.0)
+    with pytest.raises(ValueError, match="the clock gave"):
+        summary([[0.0, 0.0]])
+
+
+def steps(*kernels: FakeKernel) -> tuple[Step, ...]:
+    """A chain: the last operand of each is the first of the next."""
+    found = []
+    for i, kernel in enumerate(kernels):
+        inner = range(100 * i + 10, 100 * i + 10 + len(kernel.func.params) - 2)
+        found.append(Step(kernel.func, kernel.key, kernel.cold, (i, *inner, i + 1)))
+    return tuple(found)
+
+
+def test_kernels_in_their_graph(target, tmp_path):
+    """They are measured together, once; alone they are others."""
+    kernels = [FakeKernel(add(64, 64), "sum", "000"), FakeKernel(add(64, 64), "sum", "010"), FakeKernel(add(9), "nine")]
+    launches = steps(kernels[0], kernels[1], kernels[2], kernels[0])
+    asked = []
+
+    def graph():
+        asked.append(1)
+        return launches
+
+    with KernelDatabase(tmp_path / "k.sqlite") as database:
+        with KernelTimer(target, database, schedule=SCHEDULE) as timer:
+            progress = []
+            measured = timer.measure(kernels, lambda *counts: progress.append(counts), graph)
+            assert progress == [(1, 2), (2, 2)]  # kernels to build
+            assert all(m.ok and m.slowdown is not None for m in measured)
+            assert (timer.measured, len(asked)) == (3, 1)
+            assert measured[0].repeats == 2 * measured[1].repeats  # launched twice
+            assert timer.measure(kernels, None, graph) == measured
+            assert (timer.measured, len(asked)) == (3, 1)
+            assert timer.lookup(kernels[0]) is None
+            (alone,) = timer.measure(kernels[:1])
+            assert timer.measured == 4
+            assert timer.lookup(kernels[0], in_graph=True) == measured[0] != alone
+        with KernelTimer(target, database, schedule=SCHEDULE) as timer:
+            assert timer.measure(kernels, None, graph) == measured
+            assert timer.measure(kernels[:1]) == [alone]
+            assert (timer.measured, len(asked)) == (0, 1)
+
+
+@pytest.mark.parametrize(("bad", "kind"), [(far_read(), "crash"), (endless, "timeout")], ids=["crash", "hang"])
+def test_a_failing_kernel_spoils_no_other(target, bad, kind):
+    """The others are built again for the worker that takes over."""
+    good, wrong, late = FakeKernel(add(4), "good"), FakeKernel(bad, "bad"), FakeKernel(gather(3, 4, 5), "late")
+    launches = (*steps(good), Step(bad, "bad", "", tuple(range(len(bad.params)))), *steps(late))
+    with KernelTimer(target, timeout_secs=4.0, schedule=SCHEDULE) as timer:
+        first, second, third = timer.measure([good, wrong, late], None, lambda: launches)
+        assert (first.ok, second.error_kind, third.ok) == (True, kind, True)
+        more = FakeKernel(add(5), "more")
+        assert timer.measure([wrong], None, lambda: launches) == [second]
+        assert timer.measure([more], None, lambda: (*launches, *steps(more)))[0].ok
+        assert timer.measured == 4
+
+
+def test_all_kernels_fail(target):
+    with KernelTimer(target, schedule="cost_kernels:refuse") as timer:
+        kernel = FakeKernel(add(4), "k")
+        (measurement,) = timer.measure([kernel], None, lambda: steps(kernel))
+    assert measurement.error_kind == "build"
+
+
+def test_the_worker_forgets_the_oldest(target, monkeypatch, tmp_path):
+    """And is told again what it has to build."""
+    from rlflow_tvm.cost import stage
+    from rlflow_tvm.cost.bench import Bench, schedule_named
+    from rlflow_tvm.cost.caches import LocalCaches
+    from rlflow_tvm.cost.place import Here
+
+    monkeypatch.setattr(stage, "_MOST_KERNELS", 2)
+    held = stage.Stage(Bench(target, schedule_named(SCHEDULE), Here(target), LocalCaches(target)))
+    for name in ("a", "b"):
+        held.build(name, add(4))
+    assert held.missing(["a"]) == []  # used last
+    held.build("c", add(5))
+    assert held.missing(["a", "b", "c"]) == ["b"]
+    assert held.build("a", add(6)) is held.build("a", add(4))
+    times = held.rehearse([("a", (0, 1, 2)), ("c", (2, 3, 4))], {"x": [0], "y": [1]})
+    assert set(times) == {"x", "y"}
+
+
+def test_a_graph_is_timed_as_a_whole(target, monkeypatch):
+    """A cost model hands its launches over with the storage that the memory plan gives them."""
+    with KernelTimer(target, schedule=SCHEDULE) as timer:
+        model = CostModel(target, timer=timer)
+        played = []
+        rehearse_in = timer._rehearse
+        monkeypatch.setattr(timer, "_rehearse", lambda graph, *rest: (played.append(graph), rehearse_in(graph, *rest)))
+        cost = model.cost(detach(two_layers()).mod)
+        ((first, second),) = played
+        assert first.places[-1] == second.places[0]
+        assert first.places[1] == second.places[1]  # the weight
+        (kernel,) = model.kernels(detach(two_layers()).mod)
+        found = timer.lookup(kernel, in_graph=True)
+        assert cost.run_secs == pytest.approx(2 * found.run_secs + cost.launch_secs)
+        assert math.isfinite(cost.run_secs)
+
+
+def test_storage_is_asked_for_by_size(monkeypatch):
+    """Where integers lie no float storage is wasted on them."""
+    asked = []
+    plain = rehearsal.plain_array
+
+    def noted(shape, dtype, *scale):
+        asked.append((shape, dtype))
+        return plain(shape, dtype, *scale)
+
+    monkeypatch.setattr(rehearsal, "plain_array", noted)
+    rehearse([Part(Player(0.2), [((5,), "int8"), ((3, 3), F32)], (0, 1))], CPU, 0.0)
+    assert set(asked) == {((9,), F32), ((5,), "int8")}
