@@ -40,8 +40,8 @@ def _on_lines(loop: tirx.For) -> tirx.For:
 
     LLVM keeps vectors that find no register on a stack that is aligned to sixteen bytes, across two lines or two pages,
     as it happens: one such vector in the inner loop can treble a kernel's time in one thread and cost nothing in
-    another. Where something on the stack has to begin with a line, LLVM aligns the others too. It is read by nothing but
-    a prefetch, as what is not used at all is dropped.
+    another. Where something on the stack has to begin with a line, LLVM aligns the others too. Nothing but a prefetch
+    uses it, as what is not used at all is dropped.
     """
     if loop.kind != tirx.ForKind.PARALLEL:
         return loop
