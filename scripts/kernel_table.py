@@ -39,10 +39,11 @@ def main() -> None:
             mod = from_onnx(model_path(model))
             if arguments.plan:
                 mod = ApplyPlan(arguments.plan)(mod)
-            kernels = temperatures.kernels(lowering.launches(mod))
+            launches = lowering.launches(mod)
+            kernels = temperatures.kernels(launches)
             rules = {row.key: row.rule for row in explain(mod, target)}
             with progress_bar(model) as bar:
-                measured = timer.measure(kernels, lambda done, total, show=bar: show(done, total))
+                measured = timer.measure(kernels, bar, lambda graph=launches: temperatures.rehearsal(graph))
             for kernel, measurement in zip(kernels, measured, strict=True):
                 secs = measurement.run_secs or float("nan")
                 rows.append(
