@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import te, tirx
 from tvm.target import Target
 
@@ -22,7 +23,7 @@ from rlflow_tvm.cost.metrics import tensor_bytes
 from rlflow_tvm.cost.operands import plain_array
 
 Buffers = Sequence[tuple[tuple[int, ...], str]]
-Call = tuple[tvm.runtime.Function, list[tvm.runtime.Tensor]]
+Call = tuple[tvm_ffi.Function, list[tvm.runtime.Tensor]]
 # Each placement is storage of its own: a kernel's time varies by some per cent with where its operands happen to lie.
 _BUDGET_SECS = 1.0
 _MOST_PLACEMENTS = 8
@@ -49,7 +50,7 @@ Rehearsal = tuple[Step, ...]
 class Part(NamedTuple):
     """A launch as it is played: a built kernel, the buffers it takes, and the storage of each."""
 
-    function: tvm.runtime.Function
+    function: tvm_ffi.Function
     buffers: Buffers
     places: Sequence[int]
 

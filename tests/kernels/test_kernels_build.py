@@ -159,17 +159,17 @@ def test_rule_is_the_scheduled_functions() -> None:
     assert [row.rule for row in explain(mod, TARGET)] == [str(f.attrs["rlflow.schedule_rule"]) for f in scheduled]
 
 
-def test_vectors_on_the_stack_are_aligned() -> None:
+@pytest.mark.parametrize("parallel", [True, False])
+def test_vectors_on_the_stack_are_aligned(parallel: bool) -> None:
     """Those of every function that a thread runs: LLVM aligns all that is there where one thing has to be."""
-    for parallel in (True, False):
-        a = te.placeholder((64, 64), name="a")
-        schedule = s_tir.Schedule(te.create_prim_func([a, te.compute((64, 64), lambda i, j: a[j, i] + 1.0, name="b")]))
-        loop, _ = schedule.get_loops(schedule.get_sblock("b"))
-        if parallel:
-            schedule.parallel(loop)
-        func = schedule.mod["main"].with_attr("global_symbol", "kernel")
-        executable = tvm.compile(tvm.IRModule({"kernel": func}), target=TARGET, tir_pipeline=tir_pipeline(TARGET))
-        assert ("alloca <16 x float>, align 64" in executable.mod.inspect_source("ll")) == parallel
-        x, y = np.random.default_rng(0).random((64, 64), dtype="float32"), tvm.runtime.empty((64, 64))
-        executable.jit()["kernel"](tvm.runtime.tensor(x), y)
-        np.testing.assert_array_equal(y.numpy(), x.T + 1.0)
+    a = te.placeholder((64, 64), name="a")
+    schedule = s_tir.Schedule(te.create_prim_func([a, te.compute((64, 64), lambda i, j: a[j, i] + 1.0, name="b")]))
+    loop, _ = schedule.get_loops(schedule.get_sblock("b"))
+    if parallel:
+        schedule.parallel(loop)
+    func = schedule.mod["main"].with_attr("global_symbol", "kernel")
+    executable = tvm.compile(tvm.IRModule({"kernel": func}), target=TARGET, tir_pipeline=tir_pipeline(TARGET))
+    assert ("alloca <16 x float>, align 64" in executable.mod.inspect_source("ll")) == parallel
+    x, y = np.random.default_rng(0).random((64, 64), dtype="float32"), tvm.runtime.empty((64, 64))
+    executable.jit()["kernel"](tvm.runtime.tensor(x), y)
+    np.testing.assert_array_equal(y.numpy(), x.T + 1.0)
