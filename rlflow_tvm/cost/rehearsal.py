@@ -22,7 +22,7 @@ from tvm.target import Target
 from rlflow_tvm.cost.metrics import tensor_bytes
 from rlflow_tvm.cost.operands import plain_array
 
-Buffers = Sequence[tuple[tuple[int, ...], str]]
+Buffer = tuple[tuple[int, ...], str]
 Call = tuple[tvm_ffi.Function, list[tvm.runtime.Tensor]]
 # Each placement is storage of its own: a kernel's time varies by some per cent with where its operands happen to lie.
 _BUDGET_SECS = 1.0
@@ -51,7 +51,7 @@ class Part(NamedTuple):
     """A launch as it is played: a built kernel, the buffers it takes, and the storage of each."""
 
     function: tvm_ffi.Function
-    buffers: Buffers
+    buffers: Sequence[Buffer]
     places: Sequence[int]
 
 
@@ -101,21 +101,22 @@ def _placed(parts: Sequence[Part], device: tvm.runtime.Device) -> list[Call]:
     small enough for what is computed with them to stay about as large from layer to layer, as in a trained model (a
     square matrix of n elements has n^(1/2) rows, and is drawn with the deviation n^(-1/4)).
     """
+    tensor = tvm.runtime.tensor
     words: dict[int, int] = {}
     for part in parts:
         for place, buffer in zip(part.places, part.buffers, strict=True):
-            words[place] = max(words.get(place, 1), -(-tensor_bytes(*buffer) // 4))
-    storages = {
-        place: tvm.runtime.tensor(plain_array((size,), "float32", size**-0.25), device) for place, size in words.items()
-    }
+            if _is_float(buffer):
+                words[place] = max(words.get(place, 1), -(-tensor_bytes(*buffer) // 4))
+    storages = {place: tensor(plain_array((size,), "float32", size**-0.25), device) for place, size in words.items()}
 
-    def operand(place: int, buffer: tuple[tuple[int, ...], str]) -> tvm.runtime.Tensor:
-        shape, dtype = buffer
-        if not dtype.startswith(("float", "bfloat")):
-            return tvm.runtime.tensor(plain_array(shape, dtype), device)
-        return storages[place]._create_view(shape, dtype)
+    def operand(place: int, buffer: Buffer) -> tvm.runtime.Tensor:
+        return storages[place]._create_view(*buffer) if _is_float(buffer) else tensor(plain_array(*buffer), device)
 
     return [(part.function, list(map(operand, part.places, part.buffers))) for part in parts]
+
+
+def _is_float(buffer: Buffer) -> bool:
+    return buffer[1].startswith(("float", "bfloat"))
 
 
 def _timed(calls: Sequence[Call]) -> list[float]:
