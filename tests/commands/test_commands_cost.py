@@ -9,6 +9,7 @@ from fake_workers import workers_by
 from tvm import te, tirx
 
 from rlflow_tvm.cost import KernelDatabase, KernelTimer, target_key, timer
+from rlflow_tvm.cost.rehearsal import Step
 from rlflow_tvm.evaluation import Score, model_kernels
 from rlflow_tvm.frontend import from_onnx, zoo
 from rlflow_tvm.kernels import Kernel, as_target
@@ -29,7 +30,7 @@ def filled(tmp_path_factory):
         sizes = [(n, k) for n in range(2, 12) for k in range(3, 13)]
         kernels = [Kernel(product(n, k), f"{n},{k}", "matmul", 1, "000") for n, k in sizes]
         with KernelDatabase(path) as database, KernelTimer(as_target(None), database) as opened:
-            opened.measure(kernels)
+            opened.measure(kernels, None, lambda: tuple(Step(k.func, k.key, k.cold, (0, 1, 2)) for k in kernels))
             model_kernels(from_onnx(zoo.path("light_squeezenet")), as_target(None), database, 0, 0, 0)
     return path
 
