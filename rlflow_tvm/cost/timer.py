@@ -150,7 +150,11 @@ class KernelTimer:
 
     def _rehearse(self, steps: Rehearsal, todo: Mapping[str, MeasurableKernel], on_progress: Progress | None) -> None:
         """Have the worker build what it has not, then time all launches; what fails is left out."""
-        failed: dict[str, Answer] = {s.key: {} for s in steps if self._fails(s)}
+        failed: dict[str, Answer] = {}
+        for step in steps:
+            known = self.lookup(step, in_graph=True)
+            if known is not None and not known.ok:  # it fails however warm its operands are
+                failed[step.key] = {"error": known.error, "error_kind": known.error_kind, "passing": True}
         for _ in range(_BUILDS):
             keys = list(dict.fromkeys(s.key for s in steps if s.key not in failed))
             missing = self._answer({"op": "missing", "keys": keys}, self.timeout_secs)["missing"]
@@ -175,10 +179,6 @@ class KernelTimer:
             # what stops the whole graph says nothing of a kernel that ran before
             lost = {**answer, "passing": True} if "error" in answer else None
             self._learn(kernel, failed.get(kernel.key) or lost or answer["times"][name], self.graph_version)
-
-    def _fails(self, step: TimedKernel) -> bool:
-        known = self.lookup(step, in_graph=True)
-        return known is not None and not known.ok
 
     def _answers(self, kernels: Sequence[K], requests: Sequence[Request]) -> Generator[tuple[K, Answer]]:
         """Each kernel as it is answered."""

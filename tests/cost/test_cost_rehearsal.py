@@ -175,6 +175,14 @@ def test_a_failing_kernel_spoils_no_other(target, bad, kind):
         assert timer.measured == 4
 
 
+def test_a_kernel_that_fails_with_warm_operands_fails_with_cold_ones(target):
+    with KernelTimer(target, schedule="cost_kernels:refuse") as timer:
+        warm, cold = FakeKernel(add(4), "k", "000"), FakeKernel(add(4), "k", "888")
+        (first,) = timer.measure([warm], None, lambda: steps(warm))
+        both = timer.measure([warm, cold], None, lambda: steps(warm, cold))
+    assert [(each.error_kind, each.error) for each in both] == [(first.error_kind, first.error)] * 2
+
+
 def test_all_kernels_fail(target):
     with KernelTimer(target, schedule="cost_kernels:refuse") as timer:
         kernel = FakeKernel(add(4), "k")
