@@ -23,7 +23,7 @@ class Conv:
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
     blocks: tuple[int, int, int] = (0, 0, 0)  # of data, kernel and output
-    epilogue: str = "bias relu"
+    epilogue: str = "bias relu"  # what follows, in order; an active-residual passes a ReLU before it is added
 
 
 def to_blocks(image: np.ndarray, block: int) -> np.ndarray:
@@ -67,7 +67,7 @@ def arrays(conv: Conv) -> tuple[dict[str, np.ndarray], np.ndarray]:
         result = result + extra["bias"]
     if "residual" in conv.epilogue:
         extra["residual"] = rng.standard_normal(result.shape, dtype="float32")
-        result = result + extra["residual"]
+        result = result + (np.maximum(extra["residual"], 0) if "active" in conv.epilogue else extra["residual"])
     if "silu" in conv.epilogue:
         result = result / (1 + np.exp(-result))
     if "relu" in conv.epilogue:
@@ -84,8 +84,11 @@ def graph(conv: Conv, arguments: dict[str, np.ndarray]) -> tvm.IRModule:
     variables = {k: relax.Var(k, relax.TensorType(v.shape, "float32")) for k, v in arguments.items()}
     data_block, kernel_block, out_block = conv.blocks
     builder = relax.BlockBuilder()
+    operands: dict[str, relax.Expr] = dict(variables)
     with builder.function("main", list(variables.values()), attrs={"num_input": len(variables) - 1}):
         with builder.dataflow():
+            if "active" in conv.epilogue:
+                operands["active-residual"] = builder.emit(relax.op.nn.relu(variables["residual"]))
             value = builder.emit(
                 relax.op.nn.conv2d(
                     variables["data"],
@@ -100,8 +103,8 @@ def graph(conv: Conv, arguments: dict[str, np.ndarray]) -> tvm.IRModule:
                 )
             )
             for step in conv.epilogue.split():
-                if step in variables:
-                    value = builder.emit(relax.op.add(value, variables[step]))
+                if step in operands:
+                    value = builder.emit(relax.op.add(value, operands[step]))
                 else:
                     value = builder.emit({"relu": relax.op.nn.relu, "silu": relax.op.nn.silu}[step](value))
             output = builder.emit_output(value)

@@ -114,7 +114,8 @@ pad = st.integers(0, 3)
 @given(
     channels=st.tuples(st.integers(1, 40), st.integers(1, 40)), image=st.tuples(extent, extent),
     padding=st.tuples(pad, pad, pad, pad), batch=st.integers(1, 3), size=st.sampled_from(SIZES),
-    narrow=st.booleans(), epilogue=st.sampled_from(["", "bias relu", "bias residual relu", "bias silu"]),
+    narrow=st.booleans(),
+    epilogue=st.sampled_from(["", "bias relu", "bias residual relu", "bias active-residual relu", "bias silu"]),
 )  # fmt: skip
 def test_any_extents(channels, image, padding, batch, size, narrow, epilogue):
     top, left, bottom, right = padding
@@ -140,6 +141,14 @@ def test_epilogue_is_in_the_kernel_and_weights_are_transformed_early(size, block
     lowered = Lowering(TARGET, partial(pick, f"winograd{size}")).lower(graph(conv, arrays(conv)[0]))
     assert lowered.weight_only is not None
     assert len(lowered.derived) == 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_a_residual_passes_before_is_in_the_epilogue(size):
+    conv = Conv((32, 32), (12, 12), padding=ONE, epilogue="bias active-residual relu")
+    (kernel,) = kernels(conv, size)
+    assert schedule_kernel(kernel.func, TARGET).attrs["rlflow.schedule_rule"] == "winograd"
+    assert error(conv, size) < ERROR[size]
 
 
 def test_operator_before_stays_outside():

@@ -35,29 +35,34 @@ class Winograd(CPUScheduleRule):
         (output,) = marked
         (product,) = sch.get_producers(output)
         transformed = next(b for b in sch.get_producers(product))
-        own = [sch.get(block) for block in (transformed, product, output)]
-        before = _inline(sch, own, transformed)
+        before = _inline(sch, (transformed, product, output))
         for block in before:
             schedule_map(sch, block, target)
+        own = [sch.get(block) for block in (transformed, product, output)]
         written = _written(sch, own, [sch.get(block) for block in before], vector_lanes(target))
         # whole tiles and cut ones hold what follows the convolution twice
         return s_tir.Schedule(distinct_variables(written))
 
 
-def _inline(sch: s_tir.Schedule, own: list[s_tir.SBlock], transformed: SBlockRV) -> list[SBlockRV]:
-    """Inline the element-wise blocks into the last one; those that the convolution reads stay, and are returned."""
-    read = [sch.get(block) for block in sch.get_producers(transformed)]
+def _inline(sch: s_tir.Schedule, own: Sequence[SBlockRV]) -> list[SBlockRV]:
+    """Inline the element-wise blocks into the last one; those that the convolution reads stay, and are returned.
+
+    `own`: the convolution's blocks, the one that reads the data first.
+    """
     before = []
     for block in leaf_blocks(sch):
-        stmt = sch.get(block)
-        if any(stmt.same_as(other) for other in own):
+        if _is_one_of(sch, block, own):
             continue
-        if any(stmt.same_as(other) for other in read):
+        if _is_one_of(sch, block, sch.get_producers(own[0])):
             before.append(block)
         elif sch.get_consumers(block):
             sch.compute_inline(block)
-            read = [sch.get(b) for b in sch.get_producers(transformed)]
     return before
+
+
+def _is_one_of(sch: s_tir.Schedule, block: SBlockRV, others: Sequence[SBlockRV]) -> bool:
+    """Asked of the schedule as it is now: an inlined block leaves new statements behind."""
+    return any(sch.get(block).same_as(sch.get(other)) for other in others)
 
 
 def _written(sch: s_tir.Schedule, own: list[s_tir.SBlock], before: list[s_tir.SBlock], lanes: int) -> tirx.PrimFunc:
