@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 DatabaseOption = Annotated[
     Path | None, typer.Option("--database", help="A kernel database; by default the one that searches use.")
 ]
+TargetOption = Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")]
 _COLUMNS = ("kernel", "target", "version", "run_secs", "error_kind", "repeats", "spread", "slowdown", "measured_at")
 
 
@@ -93,21 +94,47 @@ def forget(database: DatabaseOption = None) -> None:
 
 
 @cli.reports_errors
-def train(
-    database: DatabaseOption = None,
-    target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
-) -> None:
+def train(database: DatabaseOption = None, target: TargetOption = "llvm") -> None:
     """Train the model that predicts kernels' times on all that a database holds; searches find it beside it."""
     from rlflow_tvm.cost.estimator import learned_path, train_model
     from rlflow_tvm.cost.timer import KernelTimer
 
-    tvm_target, path = cli.parse_target(target), _existing(database)
-    with KernelDatabase(path) as opened, KernelTimer(tvm_target, opened) as timer:
+    tvm_target = cli.parse_target(target)
+    with KernelDatabase(_existing(database)) as opened, KernelTimer(tvm_target, opened) as timer:
         model = train_model(timer)
         out = learned_path(opened.path, timer.target_key, timer.graph_version)
     assert out is not None, "the database is a file"
     model.save(out)
     print(f"trained on {model.trained_on} kernels, written to {out}; `evaluate` says how good such a model is")
+
+
+@cli.reports_errors
+def calibrate(
+    networks: Annotated[int, typer.Option(min=1, help="How many networks: some 50 kernels and a minute each.")] = 40,
+    steps: Annotated[int, typer.Option(min=0, help="Rewrites of each network.")] = 12,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the first network and its rewrites; the next has the next.")
+    ] = 0,
+    database: DatabaseOption = None,
+    target: TargetOption = "llvm",
+) -> None:
+    """Measure kernels of random networks, for `train` to learn from before there are searches of your own.
+
+    What is measured is kept: a run that was stopped goes on where it was.
+    """
+    from rlflow_tvm.evaluation import model_kernels
+    from rlflow_tvm.frontend import from_onnx
+    from rlflow_tvm.frontend.random_network import random_network
+
+    tvm_target = cli.parse_target(target)
+    with KernelDatabase(default_path() if database is None else database) as opened:
+        launched: set[str] = set()
+        with cli.progress_bar("measuring") as bar:
+            for done, number in enumerate(range(seed, seed + networks)):
+                bar(done, networks, f"{len(launched)} kernels")
+                mod = from_onnx(random_network(number))
+                launched |= model_kernels(mod, tvm_target, opened, 1, steps, number).launched
+        print(f"{len(launched)} kernels of {networks} networks are known; `train` learns from all that is")
 
 
 @cli.reports_errors
@@ -119,7 +146,7 @@ def evaluate(
     steps: Annotated[int, typer.Option(min=0, help="Rewrites of each walk.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the walks.")] = 0,
     database: DatabaseOption = None,
-    target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
+    target: TargetOption = "llvm",
     json: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
 ) -> None:
     """Leave one model out after the other: train on the others' kernels, predict its own. Measures what is missing."""
@@ -149,7 +176,5 @@ def evaluate(
 
 
 if __name__ == "__main__":
-    cli.run_group(
-        __doc__ or "",
-        {"stats": stats, "merge": merge_into, "export": export, "forget": forget, "train": train, "evaluate": evaluate},
-    )
+    commands = (stats, export, forget, calibrate, train, evaluate)
+    cli.run_group(__doc__ or "", {"merge": merge_into, **{command.__name__: command for command in commands}})
