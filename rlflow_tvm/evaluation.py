@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, LearnedCost,
 from rlflow_tvm.cost.rehearsal import Rehearsal
 from rlflow_tvm.cost.timer import MeasurableKernel, Progress, known_as
 from rlflow_tvm.envs import RewriteProblem
-from rlflow_tvm.errors import CostError
+from rlflow_tvm.errors import CostError, RewriteError
 from rlflow_tvm.passes import GraphState
 from rlflow_tvm.search.random_walk import random_action
 
@@ -84,6 +85,36 @@ def model_kernels(
         for state in _states(problem, walks, steps, rng):
             launched.update(known_as(kernel) for kernel in problem.kernels(state))
         return ModelKernels(frozenset(launched), frozenset(timer.touched))
+
+
+def measure_rewritten(
+    mod: tvm.IRModule, target: tvm.target.Target, database: KernelDatabase, walks: int, steps: int, seed: int
+) -> frozenset[str]:
+    """Measure the kernels of `mod` and of the graphs where `walks` random walks end, each of up to `steps` rewrites;
+    what they are known as.
+
+    Errors as in `RewriteProblem`.
+    """
+    rng = np.random.default_rng(seed)
+    with CostModel(target, database) as cost_model:
+        problem = RewriteProblem(mod, cost_model)
+        states = [problem.start, *(_walked(problem.start, int(rng.integers(1, steps + 1)), rng) for _ in range(walks))]
+        launched: set[str] = set()
+        for state in states:
+            problem.cost(state)
+            launched.update(known_as(kernel) for kernel in problem.kernels(state))
+        return frozenset(launched)
+
+
+def _walked(state: GraphState, steps: int, rng: np.random.Generator) -> GraphState:
+    """After `steps` random rewrites, those that cannot be applied left out; not priced."""
+    for _ in range(steps):
+        action = random_action(state, rng)
+        if action is not None:
+            with suppress(RewriteError):
+                following = state.apply(action)
+                state = state if following.graph.is_empty else following
+    return state
 
 
 def _states(problem: RewriteProblem, walks: int, steps: int, rng: np.random.Generator) -> Iterator[GraphState]:

@@ -110,8 +110,9 @@ def train(database: DatabaseOption = None, target: TargetOption = "llvm") -> Non
 
 @cli.reports_errors
 def calibrate(
-    networks: Annotated[int, typer.Option(min=1, help="How many networks: some 50 kernels and a minute each.")] = 40,
-    steps: Annotated[int, typer.Option(min=0, help="Rewrites of each network.")] = 12,
+    networks: Annotated[int, typer.Option(min=1, help="How many networks: some 60 kernels, half a minute each.")] = 60,
+    walks: Annotated[int, typer.Option(min=0, help="Random walks from each network.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Rewrites of each walk, at most.")] = 20,
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the first network and its rewrites; the next has the next.")
     ] = 0,
@@ -122,7 +123,7 @@ def calibrate(
 
     What is measured is kept: a run that was stopped goes on where it was.
     """
-    from rlflow_tvm.evaluation import model_kernels
+    from rlflow_tvm.evaluation import measure_rewritten
     from rlflow_tvm.frontend import from_onnx
     from rlflow_tvm.frontend.random_network import random_network
 
@@ -133,7 +134,7 @@ def calibrate(
             for done, number in enumerate(range(seed, seed + networks)):
                 bar(done, networks, f"{len(launched)} kernels")
                 mod = from_onnx(random_network(number))
-                launched |= model_kernels(mod, tvm_target, opened, 1, steps, number).launched
+                launched |= measure_rewritten(mod, tvm_target, opened, walks, steps, number)
         print(f"{len(launched)} kernels of {networks} networks are known; `train` learns from all that is")
 
 

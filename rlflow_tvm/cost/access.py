@@ -77,31 +77,31 @@ def axes_by_step(block: s_tir.SBlock) -> tuple[list[tirx.IterVar], list[tirx.Ite
 def step(buffer: tvm.ir.Expr, indices: list[tvm.ir.Expr], var: tvm.ir.Var, block: s_tir.SBlock) -> int | None:
     """Elements from an access to the next along `var`, at the block's first point; None where data decide."""
     first = {axis.var: 0 for axis in block.iter_vars}
-    before = _offset(buffer, indices, first)
-    after = _offset(buffer, indices, {**first, var: 1})
+    before = element_offset(buffer, indices, first)
+    after = element_offset(buffer, indices, {**first, var: 1})
     return None if before is None or after is None else after - before
 
 
-def _offset(buffer: tvm.ir.Expr, indices: list[tvm.ir.Expr], point: Point) -> int | None:
+def element_offset(buffer: tvm.ir.Expr, indices: list[tvm.ir.Expr], point: Point) -> int | None:
     offset = 0
     for index, extent in zip(indices, buffer.ty.shape, strict=True):
-        value = _value(index, point)
+        value = index_value(index, point)
         if value is None:
             return None
         offset = offset * int(extent) + value
     return offset
 
 
-def _value(expr: tvm.ir.Expr, point: Point) -> int | None:
+def index_value(expr: tvm.ir.Expr, point: Point) -> int | None:
     """An index at a point; None for what is no arithmetic of axes."""
     if isinstance(expr, tirx.IntImm):
         return int(expr)
     if isinstance(expr, tvm.ir.Var):
         return point.get(expr)
     if isinstance(expr, tvm.ir.prim.expr.Cast):
-        return _value(expr.value, point)
+        return index_value(expr.value, point)
     function = _ARITHMETIC.get(type(expr))
     if function is None:
         return None
-    a, b = _value(expr.a, point), _value(expr.b, point)
+    a, b = index_value(expr.a, point), index_value(expr.b, point)
     return None if a is None or b is None else function(a, b)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlflow_tvm.cost.features import kernel_features
 from rlflow_tvm.cost.learned import LEAST_SAMPLES, LearnedCost, Prediction, Sample
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.rehearsal import Rehearsal
 from rlflow_tvm.cost.timer import KernelTimer, known_as
-from rlflow_tvm.errors import CostError
+from rlflow_tvm.errors import CostError, KernelError
 from rlflow_tvm.kernels import Kernel
 
 log = logging.getLogger("rlflow_tvm")
@@ -58,7 +58,6 @@ class KernelEstimator:
         """Predictions handed out, of kernels that were not known."""
         self._model: LearnedCost | None = None
         self._looked_at = -1  # samples in the database when training was last thought of
-        self._features: dict[str, Mapping[str, float]] = {}
 
     def estimate(
         self,
@@ -83,7 +82,8 @@ class KernelEstimator:
         unknown = {known_as(k): k for k, m in zip(kernels, times, strict=True) if m is None}
         if not unknown or (model := self._learned()) is None:
             return {}
-        predictions = dict(zip(unknown, model.predict([(self._of(k), k.cold) for k in unknown.values()]), strict=True))
+        described = self._described(unknown)
+        predictions = dict(zip(described, model.predict(list(described.values())), strict=True))
         secs = {key: unknown[key].count * each.run_secs for key, each in predictions.items()}
         known = sum(k.count * (m.run_secs or 0.0) for k, m in zip(kernels, times, strict=True) if m is not None)
         total = sum(secs.values()) + known
@@ -97,10 +97,13 @@ class KernelEstimator:
             spent += secs[key]
         return taken
 
-    def _of(self, kernel: Kernel) -> Mapping[str, float]:
-        if kernel.key not in self._features:
-            self._features[kernel.key] = kernel_features(kernel.func)
-        return self._features[kernel.key]
+    def _described(self, kernels: Mapping[str, Kernel]) -> dict[str, tuple[Mapping[str, float], str]]:
+        """What the model is asked by; without those that cannot be scheduled, of which measuring says why."""
+        found: dict[str, tuple[Mapping[str, float], str]] = {}
+        for name, kernel in kernels.items():
+            with suppress(KernelError):
+                found[name] = self.timer.descriptions.of(kernel), kernel.cold
+        return found
 
     def _learned(self) -> LearnedCost | None:
         database = self.timer.database

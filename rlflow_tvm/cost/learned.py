@@ -55,7 +55,7 @@ class Prediction:
 
 
 class LearnedCost:
-    """An ensemble of boosted trees over `kernel_features` and temperatures, for one target.
+    """An ensemble of boosted trees over kernels' `Descriptions` and temperatures, for one target.
 
     Each member has learned from another draw of the kernels (with replacement), as in a bootstrap: where they agree,
     the kernel is like those that were measured. What is learned is the logarithm of the time over a roofline's guess,
@@ -187,12 +187,29 @@ def _row(features: Mapping[str, float], cold: str) -> dict[str, float]:
     row["reach"] = float(max((int(d) for d in cold), default=0))
     row["bytes"] = math.log2(1.0 + sum(sizes))
     row["intensity"] = math.log2((1.0 + features["flops"]) / (1.0 + sum(sizes)))
+    row |= _of_schedule(features, sum(sizes))
     for axis in ("spatial:0", "spatial:1", "reduced:0"):
         if axis in features:
             extent = features[axis]
             row[f"{axis}%16"] = extent % 16
             row[f"{axis}/16"] = math.ceil(extent / 16) * 16 / max(extent, 1.0)
     return row
+
+
+def _of_schedule(features: Mapping[str, float], moved: float) -> dict[str, float]:
+    """Ratios of what the schedule comes to; nothing where there are no features of one."""
+    accesses = {name: n for name, n in features.items() if name.startswith(("schedule:stores", "schedule:loads"))}
+    done = 1.0 + sum(accesses.values())
+    if "schedule:tasks" not in features:
+        return {}
+    return {
+        "accesses": math.log2(done),
+        "flops_each": math.log2((1.0 + features["flops"]) / done),
+        "bytes_each": math.log2((1.0 + moved) / done),
+        "task": math.log2(done / max(features["schedule:tasks"], 1.0)),
+        "scalar": sum(n for name, n in accesses.items() if name.endswith(":scalar")) / done,
+        "strided": sum(n for name, n in accesses.items() if name.endswith(":strided")) / done,
+    }
 
 
 def _matrix(rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> np.ndarray:

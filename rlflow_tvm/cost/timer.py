@@ -15,7 +15,7 @@ import tvm
 from tvm import tirx
 
 from rlflow_tvm.cost.database import KernelDatabase
-from rlflow_tvm.cost.features import kernel_features
+from rlflow_tvm.cost.description import Descriptions
 from rlflow_tvm.cost.kernel_worker import Answer, LocalWorkers, Request, Workers
 from rlflow_tvm.cost.machine import check_device, check_remote, target_key
 from rlflow_tvm.cost.measurement import Measurement
@@ -32,9 +32,8 @@ _METHOD = 3
 _GRAPH_METHOD = "graph1"
 _TRIES = 2  # a busy machine makes timeouts too: what is remembered for good has happened twice
 _LAUNCH_LIMIT_SECS = 60.0
-
-
 _BUILDS = 3  # rounds of building what a rehearsal needs: a kernel that kills the worker takes the built ones with it
+
 Progress = Callable[[int, int], None]
 
 
@@ -106,7 +105,8 @@ class KernelTimer:
         self.measured = 0
         """Kernels measured so far (the rest came from memory or the database)."""
         self._known: dict[tuple[str, str], Measurement] = {}  # by name and version
-        self._described: set[str] = set()
+        self.descriptions = Descriptions(target, schedule == DEFAULT_SCHEDULE)
+        self._described: set[str] = set()  # in the database
         self._launch: Measurement | None = None
         self._workers: Workers = (
             LocalWorkers(target, schedule) if remote is None else RemoteWorkers(remote, target, schedule)
@@ -261,7 +261,7 @@ class KernelTimer:
     def _store_kernel(self, kernel: MeasurableKernel) -> None:
         """What a model of costs learns from, beside the times."""
         if self.database is not None and kernel.key not in self._described:
-            self.database.put_kernel(kernel.key, kernel.name, kernel_features(kernel.func))
+            self.database.put_kernel(kernel.key, kernel.name, self.descriptions.of(kernel))
             self._described.add(kernel.key)
 
     def _store(self, key: str, version: str, measurement: Measurement) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from rlflow_tvm.frontend.net import Net
+from rlflow_tvm.frontend.net import Net, Shape
 
 _LAYERS = 2
 _TOKENS = (16, 260)
@@ -25,6 +25,7 @@ def transformer(net: Net, rng: np.random.Generator) -> onnx.ModelProto:
     heads = int(rng.choice([count for count in _HEADS if count * width <= _MOST_HIDDEN]))
     hidden = heads * width
     layers = _Layers(net, rng, hidden)
+    inputs: dict[str, tuple[int, Shape]]
     if rng.random() < 0.5:
         tokens = int(rng.integers(*_TOKENS))
         inputs = {"tokens": (onnx.TensorProto.INT64, (1, tokens))}
@@ -114,7 +115,7 @@ class _Layers:
         bias = self._net.weight(f"{name}.bias", (outputs,), 0.1)
         return self._net.node("Add", [self._net.node("MatMul", [x, weight]), bias])
 
-    def _reshape(self, x: str, shape: tuple[int, ...]) -> str:
+    def _reshape(self, x: str, shape: Shape) -> str:
         return self._net.node("Reshape", [x, self._net.constant(self._net.unused("shape"), np.array(shape))])
 
     def _scalar(self, value: float) -> str:

@@ -152,7 +152,8 @@ def assert_gone(folder: Path) -> None:
 
 
 PARENT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what it starts in the background
 from toy_env import ToyRewriteEnv
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.pool import Workers

@@ -10,8 +10,9 @@ from tvm import te, tirx
 
 from rlflow_tvm.cost import KernelDatabase, KernelTimer, target_key, timer
 from rlflow_tvm.cost.rehearsal import Step
-from rlflow_tvm.evaluation import Score, model_kernels
+from rlflow_tvm.evaluation import Score, measure_rewritten, model_kernels
 from rlflow_tvm.frontend import from_onnx, zoo
+from rlflow_tvm.frontend.random_network import random_network
 from rlflow_tvm.kernels import Kernel, as_target
 
 
@@ -63,6 +64,20 @@ def test_evaluate_tells_how_good_predictions_are(run, filled, tmp_path):
     assert (score["model"], score["trained_on"]) == ("zoo:light_squeezenet", 100)
     assert score["kernels"] >= 10
     assert f"{score['mape']:.1%}" in done.stdout
+
+
+def test_calibrate_goes_on_where_it_was(run, tmp_path):
+    """All is known: the same kernels are found again, and none is measured."""
+    path = tmp_path / "k.sqlite"
+    with pytest.MonkeyPatch.context() as patch, KernelDatabase(path) as database:
+        patch.setattr(timer, "LocalWorkers", workers_by(lambda features, _cold: 1e-6 + 1e-8 * features["flops"]))
+        own = [measure_rewritten(from_onnx(random_network(n)), as_target(None), database, 1, 2, n) for n in (5, 6)]
+        held = database.rows(("kernel", "run_secs"))
+    done = run("cost", "calibrate", "--networks", 2, "--seed", 5, "--walks", 1, "--steps", 2, "--database", path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{len(own[0] | own[1])} kernels of 2 networks are known")
+    with KernelDatabase(path) as database:
+        assert database.rows(("kernel", "run_secs")) == held
 
 
 @pytest.mark.parametrize(

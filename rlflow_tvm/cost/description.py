@@ -1,0 +1,44 @@
+"""What the learned cost model is told of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from tvm import tirx
+from tvm.target import Target
+
+from rlflow_tvm.cost.features import kernel_features
+from rlflow_tvm.cost.schedule_features import schedule_features
+from rlflow_tvm.kernels import schedule_kernel
+
+
+class DescribedKernel(Protocol):
+    """What a description needs of a kernel (`rlflow_tvm.kernels.Kernel` has it)."""
+
+    @property
+    def func(self) -> tirx.PrimFunc: ...
+    @property
+    def key(self) -> str: ...
+
+
+class Descriptions:
+    """Gives each kernel its features, and remembers them; those of its schedule too, with `scheduled`.
+
+    `scheduled` is for kernels that the pipeline's own rules schedule: what a schedule of somebody's own does is for a
+    worker to find out, which may die of it.
+    """
+
+    def __init__(self, target: Target, scheduled: bool) -> None:
+        self._target = target
+        self._scheduled = scheduled
+        self._found: dict[str, Mapping[str, float]] = {}
+
+    def of(self, kernel: DescribedKernel) -> Mapping[str, float]:
+        """The features of `kernel`; KernelError where no schedule rule takes it."""
+        if kernel.key not in self._found:
+            features = kernel_features(kernel.func)
+            if self._scheduled:
+                features |= schedule_features(schedule_kernel(kernel.func, self._target), self._target)
+            self._found[kernel.key] = features
+        return self._found[kernel.key]
