@@ -83,6 +83,7 @@ def step(buffer: tvm.ir.Expr, indices: list[tvm.ir.Expr], var: tvm.ir.Var, block
 
 
 def element_offset(buffer: tvm.ir.Expr, indices: list[tvm.ir.Expr], point: Point) -> int | None:
+    """Elements from the buffer's first to the one accessed at `point`; None where data decide."""
     offset = 0
     for index, extent in zip(indices, buffer.ty.shape, strict=True):
         value = index_value(index, point)

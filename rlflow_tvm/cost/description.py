@@ -10,6 +10,7 @@ from tvm.target import Target
 
 from rlflow_tvm.cost.features import kernel_features
 from rlflow_tvm.cost.schedule_features import schedule_features
+from rlflow_tvm.errors import KernelError, RlflowError
 from rlflow_tvm.kernels import schedule_kernel
 
 
@@ -35,10 +36,19 @@ class Descriptions:
         self._found: dict[str, Mapping[str, float]] = {}
 
     def of(self, kernel: DescribedKernel) -> Mapping[str, float]:
-        """The features of `kernel`; KernelError where no schedule rule takes it."""
+        """The features of `kernel`; KernelError where it cannot be scheduled."""
         if kernel.key not in self._found:
             features = kernel_features(kernel.func)
             if self._scheduled:
-                features |= schedule_features(schedule_kernel(kernel.func, self._target), self._target)
+                features |= schedule_features(self._schedule(kernel.func), self._target)
             self._found[kernel.key] = features
         return self._found[kernel.key]
+
+    def _schedule(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
+        try:
+            return schedule_kernel(func, self._target)
+        except RlflowError:
+            raise
+        except Exception as error:
+            # The boundary to TVM's schedules: they raise whatever fits them, and measuring will record what.
+            raise KernelError(f"a kernel cannot be scheduled ({error}): report its operator") from error

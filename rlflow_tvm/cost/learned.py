@@ -198,10 +198,10 @@ def _row(features: Mapping[str, float], cold: str) -> dict[str, float]:
 
 def _of_schedule(features: Mapping[str, float], moved: float) -> dict[str, float]:
     """Ratios of what the schedule comes to; nothing where there are no features of one."""
-    accesses = {name: n for name, n in features.items() if name.startswith(("schedule:stores", "schedule:loads"))}
-    done = 1.0 + sum(accesses.values())
     if "schedule:tasks" not in features:
         return {}
+    accesses = {name: n for name, n in features.items() if name.startswith(("schedule:stores", "schedule:loads"))}
+    done = 1.0 + sum(accesses.values())
     return {
         "accesses": math.log2(done),
         "flops_each": math.log2((1.0 + features["flops"]) / done),

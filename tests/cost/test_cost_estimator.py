@@ -23,7 +23,7 @@ from rlflow_tvm.cost import (
 from rlflow_tvm.cost.estimator import KernelEstimator, learned_path, train_model
 from rlflow_tvm.cost.features import kernel_features
 from rlflow_tvm.cost.learned import LEAST_SAMPLES
-from rlflow_tvm.errors import CostError
+from rlflow_tvm.errors import CostError, KernelError
 from rlflow_tvm.ir import detach
 from rlflow_tvm.kernels import Kernel
 
@@ -91,6 +91,22 @@ def test_sure_ones_are_predicted(timer):
     assert (timer.measured, estimator.predicted) == (0, 20)
     errors = [abs(p.run_secs / law(kernel_features(k.func), k.cold) - 1) for k, p in zip(asked, found, strict=True)]
     assert np.mean(errors) < 0.15
+
+
+def test_those_that_cannot_be_described_are_measured(timer, monkeypatch):
+    """Once: what measuring finds is stored with a description."""
+    asked = kernels(3, 1)
+    describe, strange = timer.descriptions.of, [asked[1].key]
+
+    def described(kernel):
+        if kernel.key in strange:
+            strange.remove(kernel.key)
+            raise KernelError("no schedule rule takes it")
+        return describe(kernel)
+
+    monkeypatch.setattr(timer.descriptions, "of", described)
+    found = Estimator(timer, ALL).estimate(asked)
+    assert [isinstance(each, Measurement) for each in found] == [False, True, False]
 
 
 def test_known_ones_are_not(timer):

@@ -91,10 +91,11 @@ def test_a_schedule_of_somebodys_own_is_not_looked_at():
     assert not any(name.startswith("schedule:") for name in Descriptions(TARGET, scheduled=False).of(kernel))
 
 
-def test_a_kernel_without_a_schedule(monkeypatch):
+@pytest.mark.parametrize("error", [KernelError("no schedule rule takes it"), RuntimeError("a schedule rule fails")])
+def test_a_kernel_without_a_schedule(monkeypatch, error):
     def refuse(func, target):
-        raise KernelError("no schedule rule takes it")
+        raise error
 
     monkeypatch.setattr("rlflow_tvm.cost.description.schedule_kernel", refuse)
-    with pytest.raises(KernelError):
+    with pytest.raises(KernelError, match=str(error)):
         Descriptions(TARGET, scheduled=True).of(Kernel(add(3, 5), "key", "add", 1))
