@@ -1,6 +1,6 @@
 """Graph cost against end-to-end time, of models as they are and after random rewrites.
 
-    python scripts/graph_cost.py --models zoo:resnet18 zoo:bert-base --rewrites 0 20 --rounds 3
+    python scripts/graph_cost.py --models zoo:resnet18 zoo:bert-base --rewrites 0 20
 
 Rounds are interleaved: in each the kernels are measured afresh by a new worker, first those of the model as it is, then
 what the rewrites have added, and the module is run by a new process (the same binary's time varies from process to
@@ -88,7 +88,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["zoo:demo"], help="ONNX files or zoo:NAME")
     parser.add_argument("--rewrites", nargs="+", type=int, default=[0, 20], help="random rewrites before measuring")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0, help="of the rewrites")
     parser.add_argument("--target", default="llvm", help="llvm: this machine")
     parser.add_argument("--json", type=Path, help="write the figures to this file")

@@ -1,6 +1,6 @@
 """A greedy search that may predict kernels against one that measures them all, from databases without the model's own.
 
-    python scripts/predicted_search.py --models zoo:bert-base --share 0.5 --rounds 5
+    python scripts/predicted_search.py --models zoo:bert-base --share 0.5
 
 For each model both searches begin with a copy of the database from which everything is gone that pricing the model and
 random walks from it touch (measured first, where the database lacks it), as in `python -m rlflow_tvm.cost evaluate`.
@@ -124,7 +124,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["zoo:bert-base"], help="ONNX files or zoo:NAME")
     parser.add_argument("--share", type=float, default=0.5, help="of a graph's time that may be predicted")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--database", type=Path, help="by default the one that searches use")
     parser.add_argument("--target", default="llvm", help="llvm: this machine")
     parser.add_argument("--json", type=Path, help="write the figures to this file")

@@ -86,12 +86,20 @@ class Net:
     def max_pool(self, x: str, kernel: int = 2) -> str:
         return self.node("MaxPool", [x], kernel_shape=[kernel, kernel], strides=[2, 2])
 
-    def classify(self, x: str, channels: int, classes: int, output: str) -> str:
-        """Global average pooling and one dense layer."""
-        flat = self.node("Flatten", [self.node("GlobalAveragePool", [x])], axis=1)
-        weight = self.weight("head.weight", (channels, classes), channels**-0.5)
-        bias = self.weight("head.bias", (classes,), 0.1)
-        return self.node("Gemm", [flat, weight, bias], output)
+    def reshape(self, x: str, shape: Shape) -> str:
+        name = self.unused("shape")
+        return self.node("Reshape", [x, self.constant(name, np.array(shape, np.int64))])
+
+    def dense(self, x: str, inputs: int, outputs: int, output: str = "") -> str:
+        """A dense layer with bias over rows of `inputs`."""
+        name = self.unused("dense")
+        weight = self.weight(f"{name}.weight", (inputs, outputs), inputs**-0.5)
+        bias = self.weight(f"{name}.bias", (outputs,), 0.1)
+        return self.node("Gemm", [x, weight, bias], output)
+
+    def global_average(self, x: str) -> str:
+        """Each channel's mean, one row per image."""
+        return self.node("Flatten", [self.node("GlobalAveragePool", [x])], axis=1)
 
     def model(self, name: str, inputs: dict[str, tuple[int, Shape]], outputs: dict[str, Shape]) -> onnx.ModelProto:
         """The model; `inputs`: element type (onnx.TensorProto's) and shape by name, `outputs`: shapes of floats."""

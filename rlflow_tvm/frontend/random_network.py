@@ -16,13 +16,17 @@ _WIDTHS = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128)  # channels of the first stag
 _AREA = 224 * 64  # of image size times width, at most: a run stays within some tens of milliseconds
 _MOST_CHANNELS = 1536
 _CLASSES = 1000
+_HIDDEN = (256, 512, 1000, 1024, 2048, 4096)  # of dense layers behind a flattening
+_MOST_DENSE = 2**25  # weights of one of them
+_GROUPS = (2, 3, 4, 8)
 
 
 def random_network(seed: int) -> onnx.ModelProto:
     """A convolutional network or a transformer, valid ONNX with random weights; the same for the same seed.
 
-    Convolutional: stages of plain, residual, bottleneck, fire, Inception, separable or dense blocks with pools or
-    strides between them. Transformers: two layers over tokens or over patches of an image.
+    Convolutional: stages of plain, residual, bottleneck, fire, Inception, separable, shuffled or dense blocks with
+    pools or strides between them; one dense layer behind a global pool, or several behind a flattening.
+    Transformers: two layers over tokens or over patches of an image.
     """
     rng = np.random.default_rng(seed)
     return (_convolutional if rng.random() < 0.6 else transformer)(Net(seed), rng)
@@ -31,31 +35,40 @@ def random_network(seed: int) -> onnx.ModelProto:
 def _convolutional(net: Net, rng: np.random.Generator) -> onnx.ModelProto:
     size = int(rng.integers(*_SIZES))
     channels = int(rng.choice([width for width in _WIDTHS if width * size <= _AREA]))
-    blocks = _Blocks(net, rng)
+    blocks = _Blocks(net, rng, -(-size // 2))
     x = blocks.active(net.conv("image", 3, channels, int(rng.choice([3, 5, 7])), stride=2))
-    extent = -(-size // 2)
+    if rng.random() < 0.25:
+        x = net.node("LRN", [x], alpha=1e-4, beta=0.75, size=5)
     for stage in range(int(rng.integers(3, 6))):
-        if extent < 7:
+        if blocks.extent < 7:
             break
         if stage or rng.random() < 0.5:
-            x, channels, extent = blocks.halved(x, channels, extent)
+            x, channels = blocks.halved(x, channels)
         kind = blocks.kinds[int(rng.integers(len(blocks.kinds)))]
         for _ in range(int(rng.integers(1, 4))):
             x, channels = kind(x, channels)
-    net.classify(x, channels, _CLASSES, "logits")
+    if rng.random() < 0.3:
+        x, channels = blocks.flattened(x, channels)
+    else:
+        x = net.global_average(x)
+    net.dense(x, channels, _CLASSES, "logits")
     return net.model("random convolutional network", {"image": (_FLOAT, (1, 3, size, size))}, {"logits": (1, _CLASSES)})
 
 
 class _Blocks:
-    """Parts of a network; each takes a tensor and its channels, and returns the next tensor and its channels."""
+    """Parts of a network; each takes a tensor and its channels, and returns the next tensor and its channels.
 
-    def __init__(self, net: Net, rng: np.random.Generator) -> None:
+    `extent`: height and width of the latest tensor.
+    """
+
+    def __init__(self, net: Net, rng: np.random.Generator, extent: int) -> None:
         self._net = net
         self._rng = rng
+        self.extent = extent
         self._silu = rng.random() < 0.2
         self.kinds: list[Callable[[str, int], tuple[str, int]]] = [
             self.plain, self.residual, self.bottleneck, self.fire, self.inception, self.factored, self.separable,
-            self.dense,
+            self.shuffled, self.dense,
         ]  # fmt: skip
 
     def active(self, x: str) -> str:
@@ -63,13 +76,25 @@ class _Blocks:
             return self._net.node("Mul", [x, self._net.node("Sigmoid", [x])])
         return self._net.node("Relu", [x])
 
-    def halved(self, x: str, channels: int, extent: int) -> tuple[str, int, int]:
+    def halved(self, x: str, channels: int) -> tuple[str, int]:
         """Half the extent: by a pool (without padding) or by a strided convolution that doubles the channels."""
         if self._rng.random() < 0.5:
             kernel = int(self._rng.choice([2, 3]))
-            return self._net.max_pool(x, kernel), channels, (extent - kernel) // 2 + 1
+            self.extent = (self.extent - kernel) // 2 + 1
+            return self._net.max_pool(x, kernel), channels
         wider = self._some(2 * channels)
-        return self._unit(x, channels, wider, 3, stride=2), wider, (extent - 1) // 2 + 1
+        self.extent = (self.extent - 1) // 2 + 1
+        return self._unit(x, channels, wider, 3, stride=2), wider
+
+    def flattened(self, x: str, channels: int) -> tuple[str, int]:
+        """Dense layers over every pixel's channels; as far down as one weight is small enough for."""
+        while channels * self.extent**2 * _HIDDEN[0] > _MOST_DENSE:
+            x, channels = self.halved(x, channels)
+        x, width = self._net.node("Flatten", [x], axis=1), channels * self.extent**2
+        for _ in range(int(self._rng.integers(1, 3))):
+            hidden = int(self._rng.choice([count for count in _HIDDEN if count * width <= _MOST_DENSE]))
+            x, width = self.active(self._net.dense(x, width, hidden)), hidden
+        return x, width
 
     def plain(self, x: str, channels: int) -> tuple[str, int]:
         wider = self._some(int(channels * self._rng.uniform(0.8, 1.6)))
@@ -108,6 +133,18 @@ class _Blocks:
         wider = self._some(int(channels * self._rng.uniform(0.8, 1.6)))
         each = self.active(self._net.conv(x, channels, channels, 3, groups=channels))
         return self._unit(each, channels, wider, 1), wider
+
+    def shuffled(self, x: str, channels: int) -> tuple[str, int]:
+        """ShuffleNet's: grouped 1x1 convolutions, between which each group's channels are dealt out to all groups."""
+        groups = int(self._rng.choice([count for count in _GROUPS if channels % count == 0]))
+        each = max(channels // 4 // groups, 1)
+        width = groups * each
+        y = self.active(self._net.conv(x, channels, width, 1, groups=groups))
+        y = self._net.reshape(y, (1, groups, each, self.extent, self.extent))
+        y = self._net.node("Transpose", [y], perm=[0, 2, 1, 3, 4])
+        y = self._net.reshape(y, (1, width, self.extent, self.extent))
+        y = self._net.conv(self._net.conv(y, width, width, 3, groups=width), width, channels, 1, groups=groups)
+        return self.active(self._net.node("Add", [y, x])), channels
 
     def dense(self, x: str, channels: int) -> tuple[str, int]:
         """DenseNet's: normalised and active before the convolutions, whose result is appended."""

@@ -63,7 +63,7 @@ class _Layers:
         weight = self._net.weight("patches", (self._hidden, 3, patch, patch), (3 * patch * patch) ** -0.5)
         bias = self._net.weight("patches.bias", (self._hidden,), 0.1)
         x = self._net.node("Conv", [image, weight, bias], kernel_shape=[patch, patch], strides=[patch, patch])
-        x = self._net.node("Transpose", [self._reshape(x, (1, self._hidden, side * side))], perm=[0, 2, 1])
+        x = self._net.node("Transpose", [self._net.reshape(x, (1, self._hidden, side * side))], perm=[0, 2, 1])
         first = self._net.weight("first", (1, 1, self._hidden), 0.5)
         places = self._net.weight("places", (1, side * side + 1, self._hidden), 0.5)
         return self._net.node("Add", [self._net.node("Concat", [first, x], axis=1), places])
@@ -83,18 +83,18 @@ class _Layers:
         return self._net.node("LayerNormalization", [x, scale, bias], output, axis=-1, epsilon=1e-5)
 
     def _attention(self, x: str, tokens: int, heads: int, mask: str) -> str:
-        node, width = self._net.node, self._hidden // heads
+        node, reshape, width = self._net.node, self._net.reshape, self._hidden // heads
         apart = (1, tokens, heads, width)
         query, value = (
-            node("Transpose", [self._reshape(self._linear(x, self._hidden, self._hidden), apart)], perm=[0, 2, 1, 3])
+            node("Transpose", [reshape(self._linear(x, self._hidden, self._hidden), apart)], perm=[0, 2, 1, 3])
             for _ in range(2)
         )
-        key = node("Transpose", [self._reshape(self._linear(x, self._hidden, self._hidden), apart)], perm=[0, 2, 3, 1])
+        key = node("Transpose", [reshape(self._linear(x, self._hidden, self._hidden), apart)], perm=[0, 2, 3, 1])
         scores = node("Mul", [node("MatMul", [query, key]), self._scalar(width**-0.5)])
         if mask:
             scores = node("Add", [scores, mask])
         mixed = node("MatMul", [node("Softmax", [scores], axis=-1), value])
-        joined = self._reshape(node("Transpose", [mixed], perm=[0, 2, 1, 3]), (1, tokens, self._hidden))
+        joined = reshape(node("Transpose", [mixed], perm=[0, 2, 1, 3]), (1, tokens, self._hidden))
         return self._linear(joined, self._hidden, self._hidden)
 
     def _perceptron(self, x: str, wide: int) -> str:
@@ -114,9 +114,6 @@ class _Layers:
         weight = self._net.weight(f"{name}.weight", (inputs, outputs), inputs**-0.5)
         bias = self._net.weight(f"{name}.bias", (outputs,), 0.1)
         return self._net.node("Add", [self._net.node("MatMul", [x, weight]), bias])
-
-    def _reshape(self, x: str, shape: Shape) -> str:
-        return self._net.node("Reshape", [x, self._net.constant(self._net.unused("shape"), np.array(shape))])
 
     def _scalar(self, value: float) -> str:
         return self._net.constant(self._net.unused("scalar"), np.array(value, "float32"))

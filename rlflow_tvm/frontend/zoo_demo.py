@@ -20,5 +20,5 @@ def demo_model(seed: int) -> onnx.ModelProto:
     x = net.max_pool(x)
     x = net.fire(x, 64, 32, 32)
     x = net.residual(x, 64)
-    net.classify(x, 64, 16, "logits")
+    net.dense(net.global_average(x), 64, 16, "logits")
     return net.model("demo", {"image": (onnx.TensorProto.FLOAT, (1, 3, 32, 32))}, {"logits": (1, 16)})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -89,7 +91,8 @@ class RewriteRule:
             condition.check(bound)
 
     def __str__(self) -> str:
-        return f"{self.equation}" + (f"   if {' and '.join(self.when)}" if self.when else "")
+        conditions = [f"({text})" if " or " in text else text for text in self.when]
+        return f"{self.equation}" + (f"   if {' and '.join(conditions)}" if conditions else "")
 
     @cached_property
     def equation(self) -> Equation:
@@ -116,6 +119,12 @@ class RewriteRule:
     def tensors(terms: tuple[Term, ...]) -> set[str]:
         """Names of the tensor variables in `terms`."""
         return {t.name for term in terms for t in subterms(term) if isinstance(t, Var)}
+
+    @cached_property
+    def digest(self) -> str:
+        """What of the rule a proof is a proof of: its equation and conditions, not its name."""
+        text = json.dumps([str(self.equation), list(self.when)])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
         """What a rule file holds of this rule (its instances stay with the code that proves it)."""

@@ -34,7 +34,7 @@ def test_they_hold_what_models_hold(networks) -> None:
     operators = Counter(node.op_type for network in networks.values() for node in network.graph.node)
     assert {
         "Conv", "Relu", "Sigmoid", "MaxPool", "AveragePool", "GlobalAveragePool", "Concat", "Gemm", "MatMul", "Softmax",
-        "LayerNormalization", "Gather", "Erf", "Tanh", "Transpose", "Reshape",
+        "LayerNormalization", "Gather", "Erf", "Tanh", "Transpose", "Reshape", "LRN",
     } < set(operators)  # fmt: skip
     names = Counter(network.graph.name for network in networks.values())
     assert len(names) == 2

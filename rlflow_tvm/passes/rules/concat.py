@@ -63,7 +63,8 @@ RULES = (
         "concat_after_linear", "concat",
         "concat(Linear[f](x, a), Linear[f](y, b), axis=k) => Linear[f](concat(x, y, axis=k), concat(a, b, axis=k))",
         when=("rank(a) == rank(x)", "rank(b) == rank(y)", "dim(a, k) == dim(x, k)", "dim(b, k) == dim(y, k)",
-              "shape(a)[:k] == shape(b)[:k]", "shape(a)[k + 1:] == shape(b)[k + 1:]"),
+              "shape(a)[:k] == shape(b)[:k]", "shape(a)[k + 1:] == shape(b)[k + 1:]",
+              "shape(x)[:k] == shape(y)[:k]", "shape(x)[k + 1:] == shape(y)[k + 1:]"),
         instances=(
             Instance({"x": (2, 3), "a": (1, 3), "y": (2, 5), "b": (1, 5)}, {"k": 1, "f": "add"}),
             Instance({"x": (1, 4, 5, 5), "a": (1, 4, 1, 1), "y": (1, 2, 5, 5), "b": (1, 2, 1, 1)},

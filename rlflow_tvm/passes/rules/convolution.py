@@ -114,7 +114,9 @@ RULES = (
     RewriteRule(
         "conv_sum_to_concat", "conv_algebra",
         "add(conv2d(x, a, **k), conv2d(y, b, **k)) => conv2d(concat(x, y, axis=1), concat(a, b, axis=1), **k)",
-        when=(*_PLAIN, "shape(a)[2:] == shape(b)[2:]", "is_weight(a)", "is_weight(b)"), symmetric=True,
+        when=(*_PLAIN, "shape(a)[2:] == shape(b)[2:]", "is_weight(a)", "is_weight(b)", "dim(x, 0) == dim(y, 0)",
+              "shape(x)[2:] == shape(y)[2:]", "dim(a, 0) == dim(b, 0)"),
+        symmetric=True,
         instances=(
             Instance({"x": (1, 3, 6, 6), "a": (4, 3, 3, 3), "y": (1, 2, 6, 6), "b": (4, 2, 3, 3)}, {"k": _SAME}, _AB),
             Instance({"x": (2, 1, 5, 4), "a": (1, 1, 1, 1), "y": (2, 1, 5, 4), "b": (1, 1, 1, 1)}, {"k": DEFAULT}, _AB),

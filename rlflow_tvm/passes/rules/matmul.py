@@ -112,7 +112,7 @@ RULES = (
         "matmul_sum_to_concat", "matmul",
         "add(matmul(x, a), matmul(y, b)) => matmul(concat(x, y, axis=rank(x) - 1), concat(a, b, axis=0))",
         when=("rank(a) == 2", "rank(b) == 2", "is_weight(a)", "is_weight(b)", "rank(x) >= 2",
-              "rank(x) == rank(y)", "shape(x)[:-1] == shape(y)[:-1]"),
+              "rank(x) == rank(y)", "shape(x)[:-1] == shape(y)[:-1]", "dim(a, 1) == dim(b, 1)"),
         symmetric=True,
         instances=(
             Instance({"x": (2, 3, 4), "a": (4, 5), "y": (2, 3, 6), "b": (6, 5)}, weights=("a", "b")),
@@ -150,7 +150,7 @@ RULES = (
     RewriteRule(
         "scale_after_matmul", "matmul",
         "matmul(multiply(x, s), a) => multiply(matmul(x, a), s)",
-        when=("is_weight(s)", "not is_weight(x)", "rank(s) == 0 or shape(s) == [1]"),
+        when=("is_weight(s)", "not is_weight(x)", "rank(s) == 0 or (shape(s) == [1] and rank(x) >= 2)"),
         instances=(
             Instance({"x": (2, 3, 4), "a": (4, 5), "s": (1,)}, weights=("a", "s")),
             Instance({"x": (3, 4), "a": (4, 1), "s": ()}, weights=("s",)),

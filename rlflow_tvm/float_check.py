@@ -1,0 +1,97 @@
+"""Rules on compiled modules: what the matcher finds and the rewrite builds computes, in floats, what stood there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax.utils import copy_with_new_vars
+
+from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.kernels import Lowering
+from rlflow_tvm.passes import GraphState, RewriteAction, RewriteRule, RuleSet
+from rlflow_tvm.passes.instance import instance_function
+from rlflow_tvm.passes.proof.sampling import FLOAT, LANES, Sample, Sampler
+from rlflow_tvm.verify import flatten, range_error
+
+TOLERANCES = {"float32": 1e-4, "float64": 1e-10}
+"""Of the output's range, by element type: one rewrite of a few operators on small tensors."""
+
+SAMPLES = 3
+_ATTEMPTS = 4000
+_NEED_POSITIVE = frozenset({"relax.sqrt", "relax.rsqrt", "relax.divide"})
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A function before and after one rewrite of a sample."""
+
+    sample: Sample
+    before: relax.Function
+    after: relax.Function
+
+    def arguments(self, rng: np.random.Generator) -> list[np.ndarray]:
+        operators = {b.value.op.name for b in self.before.body.blocks[0].bindings if isinstance(b.value, relax.Call)}
+        types = [(tuple(int(extent) for extent in p.ty.shape.values), str(p.ty.dtype)) for p in self.before.params]
+        if operators & _NEED_POSITIVE:
+            return [rng.uniform(0.5, 1.5, shape).astype(dtype) for shape, dtype in types]
+        return [rng.standard_normal(shape).astype(dtype) for shape, dtype in types]
+
+    def tolerance(self) -> float:
+        """By the coarsest element type on the way."""
+        return max(TOLERANCES[dtype] for dtype in {str(p.ty.dtype) for p in self.before.params})
+
+
+def pairs(rule: RewriteRule, samples: int = SAMPLES, seed: int = 0) -> Iterator[Pair]:
+    """Samples of the rule in floats, rewritten where the rule matches. RewriteError where a sample is not matched or
+    cannot be rewritten."""
+    floats = (sample for sample in Sampler(rule, seed).samples(_ATTEMPTS) if sample.dtype == FLOAT)
+    for sample in islice(floats, samples):
+        mod = tvm.IRModule({"main": instance_function(rule, sample.instance, sample.dtype)})
+        state = GraphState.from_module(mod, RuleSet((rule,), LANES))
+        sites = state.sites[rule.name]
+        if not sites:
+            raise RewriteError(f"rule {rule.name}: is not matched in its own instance {sample}")
+        after = state.apply(RewriteAction(rule.name, sites[0]))
+        yield Pair(sample, state.mod["main"], after.mod["main"])
+
+
+def outputs(
+    functions: Sequence[relax.Function], inputs: Sequence[Sequence[np.ndarray]], target: tvm.target.Target
+) -> list[list[np.ndarray]]:
+    """Each function's outputs on its arguments: lowered as for a build, but not scheduled, and compiled as one module,
+    so that each distinct operator is built once."""
+    copies = [copy_with_new_vars(function) for function in functions]
+    params = [param for function in copies for param in function.params]
+    block = relax.DataflowBlock([b for function in copies for b in function.body.blocks[0].bindings])
+    results = relax.Tuple([function.body.body for function in copies])
+    main = relax.Function(params, relax.SeqExpr([block], results), results.ty, True)
+    main = relax.BlockBuilder().normalize(main).with_attrs({"global_symbol": "main", "num_input": len(params)})
+    mod = Lowering(target).lower(tvm.IRModule({"main": main})).mod
+    executable = tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("default_build"))
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    found = machine["main"](*(tvm.runtime.tensor(array) for arrays in inputs for array in arrays))
+    return [[tensor.numpy() for tensor in flatten(result)] for result in found]
+
+
+def float_check(rules: Iterable[RewriteRule], target: tvm.target.Target, seed: int = 0) -> dict[str, float]:
+    """Rule name -> the largest difference on its samples, as a share of the output's range.
+
+    RewriteError for a rule that misses its samples or that is outside its tolerance.
+    """
+    found = [pair for rule in rules for pair in pairs(rule, seed=seed)]
+    rng = np.random.default_rng(seed)
+    arguments = [pair.arguments(rng) for pair in found]
+    functions = [function for pair in found for function in (pair.before, pair.after)]
+    results = outputs(functions, [a for a in arguments for _ in "ba"], target)
+    errors: dict[str, float] = {}
+    for pair, before, after in zip(found, results[::2], results[1::2], strict=True):
+        rule, error = pair.sample.rule, range_error(after, before)
+        if error > pair.tolerance():
+            raise RewriteError(f"rule {rule.name}: differs by {error:.1e} of the range when compiled: {pair.sample}")
+        errors[rule.name] = max(errors.get(rule.name, 0.0), error)
+    return errors

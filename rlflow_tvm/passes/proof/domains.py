@@ -1,0 +1,333 @@
+"""What terms are evaluated over: prime fields, exact rationals, machine integers, shapes alone, degrees.
+
+A tensor is a tuple of NumPy arrays of one shape, its planes; what a domain's planes are, it says. Moving elements
+(reshape, transpose, ...) is the same in every domain; arithmetic is the domain's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlflow_tvm.errors import RewriteError
+
+Plane = np.ndarray
+Tensor = tuple[Plane, ...]
+Shape = tuple[int, ...]
+
+P = 2147483579
+Q = 1073741789
+"""Primes with P = 2 Q + 1: the squares modulo P are a group of order Q, on which exponents live."""
+_GENERATOR = 4  # a square: of order Q modulo P
+
+
+class Undefined(RewriteError):
+    """A value that the drawn tensors do not give: a division by zero. Others have to be drawn."""
+
+
+class Domain(Protocol):
+    """Arithmetic on tensors. `name` is what a proof records."""
+
+    name: str
+
+    def draw(self, shape: Shape, rng: np.random.Generator) -> Tensor: ...
+
+    def constant(self, value: Fraction, like: Tensor) -> Tensor:
+        """A scalar of `like`'s element type."""
+        ...
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor: ...
+
+    def multiply(self, a: Tensor, b: Tensor) -> Tensor: ...
+
+    def divide(self, a: Tensor, b: Tensor) -> Tensor:
+        """`Undefined` where an element of `b` is zero."""
+        ...
+
+    def total(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        """Sums over `axes`, which are dropped."""
+        ...
+
+    def maximum(self, a: Tensor, b: Tensor) -> Tensor: ...
+
+    def exp(self, x: Tensor) -> Tensor: ...
+
+    def function(self, name: str, x: Tensor) -> Tensor:
+        """A function of which nothing is known but that it is one: random values, the same for the same argument."""
+        ...
+
+    def cast(self, x: Tensor, dtype: str) -> Tensor: ...
+
+
+def each(move: Callable[..., Plane], *tensors: Tensor) -> Tensor:
+    """`move`, which only moves elements, applied plane by plane."""
+    return tuple(move(*planes) for planes in zip(*tensors, strict=True))
+
+
+def shape_of(x: Tensor) -> Shape:
+    return x[0].shape
+
+
+def _mixed(x: np.ndarray, key: int) -> np.ndarray:
+    """SplitMix64 of each element: uint64, evenly spread."""
+    with np.errstate(over="ignore"):
+        x = x.astype(np.uint64) + np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+
+def _key(*parts: Any) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
+
+
+def _power(base: np.ndarray, exponent: np.ndarray | int, modulus: int) -> np.ndarray:
+    """Element by element, exponents not negative."""
+    base, exponent = np.broadcast_arrays(np.asarray(base, np.int64), np.asarray(exponent, np.int64))
+    result, base, exponent = np.ones_like(base), base % modulus, exponent.copy()
+    while exponent.any():
+        result = np.where(exponent & 1, result * base % modulus, result)
+        base = base * base % modulus
+        exponent >>= 1
+    return result
+
+
+class PrimeFields:
+    """Planes: residues modulo P, and modulo Q for exponents, as in Mirage: exp(x) is the generator to the power of
+    x modulo Q, so exp(a + b) = exp(a) exp(b). What has been an exponential has no residue modulo Q: its second plane
+    is a function of the first, and another exponential of it is one of which nothing is known.
+
+    Order has no meaning here: a maximum is `Undefined`.
+    """
+
+    name = "prime fields"
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    def draw(self, shape: Shape, rng: np.random.Generator) -> Tensor:
+        return rng.integers(0, P, shape), rng.integers(0, Q, shape)
+
+    def constant(self, value: Fraction, like: Tensor) -> Tensor:
+        return tuple(
+            np.array(value.numerator * pow(value.denominator, -1, prime) % prime, np.int64) for prime in (P, Q)
+        )
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return (a[0] + b[0]) % P, (a[1] + b[1]) % Q
+
+    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
+        return a[0] * b[0] % P, a[1] * b[1] % Q
+
+    def divide(self, a: Tensor, b: Tensor) -> Tensor:
+        if not (b[0].all() and b[1].all()):
+            raise Undefined("a division by zero")
+        return self.multiply(a, (_power(b[0], P - 2, P), _power(b[1], Q - 2, Q)))
+
+    def total(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        return x[0].sum(axes, dtype=np.int64) % P, x[1].sum(axes, dtype=np.int64) % Q
+
+    def maximum(self, a: Tensor, b: Tensor) -> Tensor:
+        raise Undefined("a prime field has no order")
+
+    def exp(self, x: Tensor) -> Tensor:
+        # the second plane of an exponential is mixed from the first, so exp(exp(x)) reads a residue that nothing
+        # relates to exp(x)'s value: a function of it
+        first = _power(np.array(_GENERATOR), x[1], P)
+        return first, (_mixed(first, _key(self._seed, "exponent")) % np.uint64(Q)).astype(np.int64)
+
+    def function(self, name: str, x: Tensor) -> Tensor:
+        mixed = _mixed(_mixed(x[0], _key(self._seed, name)), 1)
+        return (mixed % np.uint64(P)).astype(np.int64), (_mixed(mixed, 2) % np.uint64(Q)).astype(np.int64)
+
+    def cast(self, x: Tensor, dtype: str) -> Tensor:
+        return x
+
+
+class Rationals:
+    """One plane, of Python's integers and fractions: exact, and ordered. Exponentials are functions of which nothing
+    is known but that they are positive."""
+
+    name = "rationals"
+
+    def __init__(self, seed: int = 0, extent: int = 1 << 20) -> None:
+        """`extent`: draws lie within it of zero."""
+        self._seed, self._extent = seed, extent
+
+    def draw(self, shape: Shape, rng: np.random.Generator) -> Tensor:
+        return (rng.integers(-self._extent, self._extent + 1, shape).astype(object),)
+
+    def constant(self, value: Fraction, like: Tensor) -> Tensor:
+        plane = np.empty((), object)
+        plane[()] = value.numerator if value.denominator == 1 else value
+        return (plane,)
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return (_object(np.add(a[0], b[0])),)
+
+    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
+        return (_object(np.multiply(a[0], b[0])),)
+
+    def divide(self, a: Tensor, b: Tensor) -> Tensor:
+        try:
+            return (_object(_DIVIDE(a[0], b[0])),)
+        except ZeroDivisionError:
+            raise Undefined("a division by zero") from None
+
+    def total(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        return (_object(x[0].sum(axes)),)
+
+    def maximum(self, a: Tensor, b: Tensor) -> Tensor:
+        return (_object(np.maximum(a[0], b[0])),)
+
+    def exp(self, x: Tensor) -> Tensor:
+        return self.function("exp", x)
+
+    def function(self, name: str, x: Tensor) -> Tensor:
+        def value(argument: Fraction | int) -> int:
+            return 1 + _key(self._seed, name, str(argument)) % self._extent
+
+        return (_object(np.frompyfunc(value, 1, 1)(x[0])),)
+
+    def cast(self, x: Tensor, dtype: str) -> Tensor:
+        return x
+
+
+def _divide(a: Any, b: Any) -> Any:
+    quotient = Fraction(a) / b
+    return quotient.numerator if quotient.denominator == 1 else quotient
+
+
+_DIVIDE = np.frompyfunc(_divide, 2, 1)
+
+
+def _object(value: Any) -> np.ndarray:
+    """NumPy unwraps an array of objects without axes: wrapped again."""
+    if isinstance(value, np.ndarray):
+        return value
+    plane = np.empty((), object)
+    plane[()] = value
+    return plane
+
+
+class MachineIntegers:
+    """One plane of a machine's integers, which wrap round; of each tensor's own type. Division and functions of
+    reals have no meaning here: `Undefined`."""
+
+    def __init__(self, dtype: str) -> None:
+        self.name, self._dtype = dtype, dtype
+
+    def draw(self, shape: Shape, rng: np.random.Generator) -> Tensor:
+        bounds = np.iinfo(self._dtype)
+        return (rng.integers(bounds.min, bounds.max + 1, shape).astype(self._dtype),)
+
+    def constant(self, value: Fraction, like: Tensor) -> Tensor:
+        if value.denominator != 1:
+            raise Undefined(f"{value} is no integer")
+        return (np.array(int(value)).astype(like[0].dtype),)
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return (np.asarray(a[0] + b[0]),)
+
+    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
+        return (np.asarray(a[0] * b[0]),)
+
+    def divide(self, a: Tensor, b: Tensor) -> Tensor:
+        raise Undefined("integers are not divided")
+
+    def total(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        return (np.asarray(x[0].sum(axes, dtype=x[0].dtype)),)
+
+    def maximum(self, a: Tensor, b: Tensor) -> Tensor:
+        return (np.asarray(np.maximum(a[0], b[0])),)
+
+    def exp(self, x: Tensor) -> Tensor:
+        raise Undefined("exp is not for integers")
+
+    def function(self, name: str, x: Tensor) -> Tensor:
+        raise Undefined(f"{name} is not for integers")
+
+    def cast(self, x: Tensor, dtype: str) -> Tensor:
+        return (x[0].astype(dtype),)
+
+
+class Shapes:
+    """One plane of zeros, of the element type that the tensors are to have: what is left is shapes and types."""
+
+    name = "shapes"
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+
+    def draw(self, shape: Shape, rng: np.random.Generator | None = None) -> Tensor:
+        return (np.zeros(shape, self._dtype),)
+
+    def constant(self, value: Fraction, like: Tensor) -> Tensor:
+        return (np.zeros((), like[0].dtype),)
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return (np.asarray(a[0] + b[0]),)
+
+    multiply = divide = maximum = add
+
+    def total(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        return (np.asarray(x[0].sum(axes, dtype=x[0].dtype)),)
+
+    def exp(self, x: Tensor) -> Tensor:
+        return x
+
+    def function(self, name: str, x: Tensor) -> Tensor:
+        return x
+
+    def cast(self, x: Tensor, dtype: str) -> Tensor:
+        return (x[0].astype(dtype),)
+
+
+class Degrees:
+    """Planes: degrees of numerator and denominator, at most, as polynomials in the drawn elements and in the values
+    of functions; what the Schwartz-Zippel lemma needs."""
+
+    name = "degrees"
+
+    def draw(self, shape: Shape, rng: np.random.Generator | None = None) -> Tensor:
+        return np.ones(shape, np.int64), np.zeros(shape, np.int64)
+
+    def constant(self, value: Fraction, like: Tensor) -> Tensor:
+        return np.zeros((), np.int64), np.zeros((), np.int64)
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return np.asarray(np.maximum(a[0] + b[1], b[0] + a[1])), np.asarray(a[1] + b[1])
+
+    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
+        return np.asarray(a[0] + b[0]), np.asarray(a[1] + b[1])
+
+    def divide(self, a: Tensor, b: Tensor) -> Tensor:
+        return np.asarray(a[0] + b[1]), np.asarray(a[1] + b[0])
+
+    def total(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        below = np.asarray(x[1].sum(axes))
+        return np.asarray((x[0] - x[1]).max(axes)) + below, below
+
+    def maximum(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.add(a, b)
+
+    def exp(self, x: Tensor) -> Tensor:
+        return x
+
+    def function(self, name: str, x: Tensor) -> Tensor:
+        return self.draw(shape_of(x))
+
+    def cast(self, x: Tensor, dtype: str) -> Tensor:
+        return x
+
+
+def same(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    """Whether tensors are equal, in shape, element type and every element of the first plane."""
+    return len(a) == len(b) and all(
+        x[0].shape == y[0].shape and x[0].dtype == y[0].dtype and bool(np.all(x[0] == y[0]))
+        for x, y in zip(a, b, strict=True)
+    )

@@ -1,0 +1,263 @@
+"""What each operator computes, in any domain: the semantics that rules are proved against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from rlflow_tvm.passes.proof.domains import Domain, Plane, Tensor, each, shape_of
+from rlflow_tvm.passes.proof.windows import (
+    Unfit,
+    adaptive_avg_pool2d,
+    avg_pool2d,
+    conv2d,
+    join_channels,
+    max_pool2d,
+    split_channels,
+)
+
+Attributes = Mapping[str, Any]
+Meaning = Callable[[Domain, list[Tensor], Attributes], Any]
+"""(domain, operands, all attributes) -> a tensor, or a tuple of tensors where the operator gives several."""
+
+_ROOT_HALF = Fraction(0.7071067811865476)
+
+
+def _axis(axis: int, rank: int) -> int:
+    if not -rank <= axis < rank:
+        raise Unfit(f"no axis {axis} of {rank}")
+    return axis % rank
+
+
+def _axes(axes: Any, rank: int) -> tuple[int, ...]:
+    listed = range(rank) if axes is None else (axes,) if isinstance(axes, int) else axes
+    found = tuple(_axis(axis, rank) for axis in listed)
+    if len(set(found)) != len(found):
+        raise Unfit(f"axes {axes} stand twice")
+    return found
+
+
+def number(domain: Domain, value: float | Fraction, like: Tensor) -> Tensor:
+    return domain.constant(Fraction(value), like)
+
+
+def negative(domain: Domain, x: Tensor) -> Tensor:
+    return domain.multiply(x, number(domain, -1, x))
+
+
+def _reciprocal(domain: Domain, x: Tensor) -> Tensor:
+    return domain.divide(number(domain, 1, x), x)
+
+
+def _sigmoid(domain: Domain, x: Tensor) -> Tensor:
+    one = number(domain, 1, x)
+    return domain.divide(one, domain.add(one, domain.exp(negative(domain, x))))
+
+
+def _tanh(domain: Domain, x: Tensor) -> Tensor:
+    one, twice = number(domain, 1, x), domain.exp(domain.add(x, x))
+    return domain.divide(domain.add(twice, number(domain, -1, x)), domain.add(twice, one))
+
+
+def _gelu(domain: Domain, x: Tensor) -> Tensor:
+    erf = domain.function("erf", domain.multiply(x, number(domain, _ROOT_HALF, x)))
+    half = domain.multiply(x, number(domain, Fraction(1, 2), x))
+    return domain.multiply(half, domain.add(erf, number(domain, 1, x)))
+
+
+def _relu(domain: Domain, x: Tensor) -> Tensor:
+    return domain.maximum(x, number(domain, 0, x))
+
+
+def _leaky_relu(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
+    x = operands[0]
+    below = negative(domain, _relu(domain, negative(domain, x)))
+    return domain.add(_relu(domain, x), domain.multiply(below, number(domain, k["alpha"], x)))
+
+
+UNARY: dict[str, Callable[[Domain, Tensor], Tensor]] = {
+    "relu": _relu,
+    "gelu": _gelu,
+    "silu": lambda domain, x: domain.multiply(x, _sigmoid(domain, x)),
+    "tanh": _tanh,
+    "sigmoid": _sigmoid,
+    "exp": lambda domain, x: domain.exp(x),
+    "erf": lambda domain, x: domain.function("erf", x),
+    "sqrt": lambda domain, x: domain.function("sqrt", x),
+    "rsqrt": lambda domain, x: _reciprocal(domain, domain.function("sqrt", x)),
+    "negative": negative,
+    "abs": lambda domain, x: domain.maximum(x, negative(domain, x)),
+}
+
+BINARY: dict[str, Callable[[Domain, Tensor, Tensor], Tensor]] = {
+    "add": lambda domain, a, b: domain.add(a, b),
+    "subtract": lambda domain, a, b: domain.add(a, negative(domain, b)),
+    "multiply": lambda domain, a, b: domain.multiply(a, b),
+    "divide": lambda domain, a, b: domain.divide(a, b),
+    "maximum": lambda domain, a, b: domain.maximum(a, b),
+    "minimum": lambda domain, a, b: negative(domain, domain.maximum(negative(domain, a), negative(domain, b))),
+}
+
+
+def _unary(name: str) -> Meaning:
+    return lambda domain, operands, k: UNARY[name](domain, operands[0])
+
+
+def _binary(name: str) -> Meaning:
+    def meaning(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
+        a, b = operands
+        if a[0].dtype != b[0].dtype:
+            raise Unfit(f"{name} of {a[0].dtype} and {b[0].dtype}")
+        try:
+            np.broadcast_shapes(shape_of(a), shape_of(b))
+        except ValueError as error:
+            raise Unfit(str(error)) from None
+        return BINARY[name](domain, a, b)
+
+    return meaning
+
+
+def matmul(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
+    a, b = operands
+    rows, columns = len(shape_of(a)) > 1, len(shape_of(b)) > 1
+    if not shape_of(a) or not shape_of(b) or a[0].dtype != b[0].dtype:
+        raise Unfit("a scalar, or two types, in a matrix product")
+    if k["out_dtype"] not in (None, "", "void"):
+        a, b = domain.cast(a, k["out_dtype"]), domain.cast(b, k["out_dtype"])
+    a = a if rows else each(lambda plane: plane[None], a)
+    b = b if columns else each(lambda plane: plane[:, None], b)
+    if shape_of(a)[-1] != shape_of(b)[-2]:
+        raise Unfit(f"{shape_of(a)} times {shape_of(b)}")
+    try:
+        np.broadcast_shapes(shape_of(a)[:-2], shape_of(b)[:-2])
+    except ValueError as error:
+        raise Unfit(str(error)) from None
+    left, right = each(lambda plane: plane[..., None], a), each(lambda plane: plane[..., None, :, :], b)
+    y = domain.total(domain.multiply(left, right), (-2,))
+    dropped = tuple(axis for axis, kept in ((-2, rows), (-1, columns)) if not kept)
+    return each(lambda plane: np.asarray(plane.squeeze(dropped)), y) if dropped else y
+
+
+def _with_axes(plane: Plane, axes: tuple[int, ...]) -> Plane:
+    return np.expand_dims(plane, axes)
+
+
+def reduce_sum(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
+    (x,) = operands
+    axes = _axes(k["axis"], len(shape_of(x)))
+    total = domain.total(x, axes) if axes else x
+    return each(lambda plane: _with_axes(plane, tuple(sorted(axes))), total) if k["keepdims"] else total
+
+
+def reduce_mean(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
+    total = reduce_sum(domain, operands, k)
+    count = prod(shape_of(operands[0])[axis] for axis in _axes(k["axis"], len(shape_of(operands[0]))))
+    return domain.divide(total, number(domain, count, total))
+
+
+def softmax(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
+    exponentials = domain.exp(operands[0])
+    total = reduce_sum(domain, [exponentials], {"axis": k["axis"], "keepdims": True})
+    return domain.divide(exponentials, total)
+
+
+def pad(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
+    (x,) = operands
+    widths, rank = k["pad_width"], len(shape_of(x))
+    if k["pad_mode"] != "constant" or len(widths) != 2 * rank or any(width < 0 for width in widths):
+        raise Unfit("only padding with a constant is known")
+    value = number(domain, k["pad_value"], x)
+    pairs = [(widths[2 * axis], widths[2 * axis + 1]) for axis in range(rank)]
+    return each(lambda plane, filler: np.pad(plane, pairs, constant_values=filler[()]) if rank else plane, x, value)
+
+
+def reshape(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
+    (x,), shape = operands, k["shape"]
+    if prod(shape) != prod(shape_of(x)) or any(extent < 1 for extent in shape):
+        raise Unfit(f"{shape_of(x)} as {shape}")
+    return each(lambda plane: plane.reshape(shape), x)
+
+
+def permute_dims(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
+    (x,), axes = operands, k["axes"]
+    if sorted(axes) != list(range(len(shape_of(x)))):
+        raise Unfit(f"{axes} permute nothing of rank {len(shape_of(x))}")
+    return each(lambda plane: plane.transpose(axes), x)
+
+
+def split(domain: Domain, operands: list[Tensor], k: Attributes) -> tuple[Tensor, ...]:
+    (x,) = operands
+    axis = _axis(k["axis"], len(shape_of(x)))
+    bounds = (0, *k["at"], shape_of(x)[axis])
+    if any(a >= b for a, b in pairwise(bounds)):
+        raise Unfit(f"{shape_of(x)} split at {k['at']}")
+    before = (slice(None),) * axis
+    return tuple(
+        each(lambda plane, a=a, b=b: plane[(*before, slice(a, b))], x)  # type: ignore[misc]
+        for a, b in pairwise(bounds)
+    )
+
+
+def concat(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
+    ranks = {len(shape_of(x)) for x in operands}
+    if len(ranks) != 1 or len({x[0].dtype for x in operands}) != 1:
+        raise Unfit("operands of several ranks or types")
+    axis = _axis(k["axis"], ranks.pop())
+    if len({(*shape_of(x)[:axis], *shape_of(x)[axis + 1 :]) for x in operands}) != 1:
+        raise Unfit("operands that differ along other axes")
+    return each(lambda *planes: np.concatenate(planes, axis), *operands)
+
+
+def _layout(move: Callable[[Plane, int], Plane]) -> Meaning:
+    return lambda domain, operands, k: each(lambda plane: move(plane, k["block"]), operands[0])
+
+
+def _unpacked(plane: Plane, block: int) -> Plane:
+    if plane.ndim != 5 or plane.shape[-1] != block:
+        raise Unfit(f"{plane.shape} is not blocked by {block}")
+    return join_channels(plane)
+
+
+MEANINGS: dict[str, Meaning] = {
+    **{name: _unary(name) for name in UNARY},
+    **{name: _binary(name) for name in BINARY},
+    "leaky_relu": _leaky_relu,
+    "matmul": matmul,
+    "conv2d": conv2d,
+    "max_pool2d": max_pool2d,
+    "avg_pool2d": avg_pool2d,
+    "adaptive_avg_pool2d": adaptive_avg_pool2d,
+    "mean": reduce_mean,
+    "sum": reduce_sum,
+    "softmax": softmax,
+    "pad": pad,
+    "reshape": reshape,
+    "permute_dims": permute_dims,
+    "split": split,
+    "concat": concat,
+    "pack": _layout(split_channels),
+    "unpack": _layout(_unpacked),
+    "pack_kernel": _layout(lambda plane, block: split_channels(plane, block, 0)),
+}
+
+ORDERED = frozenset({"relu", "leaky_relu", "abs", "maximum", "minimum", "max_pool2d"})
+"""Operators that compare: not for prime fields."""
+
+EXPONENTIAL = frozenset({"exp", "sigmoid", "silu", "tanh", "softmax"})
+"""Operators whose laws only the prime fields know."""
+
+NOT_FOR_INTEGERS = frozenset({
+    "gelu", "silu", "tanh", "sigmoid", "exp", "erf", "sqrt", "rsqrt", "divide", "leaky_relu", "mean", "softmax",
+    "avg_pool2d", "adaptive_avg_pool2d",
+})  # fmt: skip
+
+
+def meaning(name: str, domain: Domain, operands: Sequence[Tensor], attributes: Attributes) -> Any:
+    """What the operator `name` gives. `Unfit` for operands or attributes that it does not take; `Undefined` for values
+    that are none (division by zero, or an operator that the domain does not have)."""
+    return MEANINGS[name](domain, list(operands), attributes)

@@ -1,0 +1,245 @@
+"""Samples: shapes, element types, attributes and weights with which a rule's left side is legal, and matched.
+
+The left side is drawn from its leaves: an operator whose operands are partly known has the others drawn beside them,
+then its attributes; what turns out illegal, or outside the rule's conditions, is drawn again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.passes.matcher import RuleSet
+from rlflow_tvm.passes.ops import CLASSES, OPERATORS, REQUIRED
+from rlflow_tvm.passes.proof.domains import Domain, Shape, Shapes, Tensor, shape_of
+from rlflow_tvm.passes.proof.draw import Dice, draw_attributes, draw_operands
+from rlflow_tvm.passes.proof.meaning import NOT_FOR_INTEGERS, meaning, number
+from rlflow_tvm.passes.proof.windows import Unfit
+from rlflow_tvm.passes.rule import Instance, RewriteRule
+from rlflow_tvm.passes.term import Apply, Item, Number, Term, Var, subterms
+
+LANES = 4
+"""Vector lanes of the samples' target: blocks of 2 and 4 fit into small shapes."""
+
+FLOAT, INTEGER = "float32", "int8"
+_INTEGERS = 0.2  # of the samples, where the left side can be of integers
+_REPEATED = 0.3  # of the variables have the shape of an earlier one
+_NEEDS_WEIGHT = re.compile(r"^is_weight\((\w+)\)$")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An instance of a rule, the element type of its variables, and what all its names stand for.
+
+    `env` holds the variables' stand-ins (Relax variables of the right type), attributes, `where` attributes and the
+    rule set's parameters: what attribute expressions read.
+    """
+
+    rule: RewriteRule
+    instance: Instance
+    dtype: str
+    env: dict[str, Any]
+
+    @property
+    def size(self) -> int:
+        """Elements of all variables: what makes a counterexample small enough to read."""
+        return sum(int(np.prod(shape)) for shape in self.instance.shapes.values())
+
+    def __str__(self) -> str:
+        told = [f"{name}: {list(shape)}" for name, shape in self.instance.shapes.items()]
+        told += [f"{name} = {value}" for name, value in self.instance.attributes.items()]
+        weights = f"; weights: {', '.join(self.instance.weights)}" if self.instance.weights else ""
+        return f"{'; '.join(told)}; {self.dtype}{weights}"
+
+
+class CannotDecide(RewriteError):
+    """A condition or attribute of a rule that cannot be evaluated where its left side matches."""
+
+
+def operators_of(terms: tuple[Term, ...], env: dict[str, Any]) -> set[str]:
+    """Names of the operators in `terms`; members of classes as `env` has bound them."""
+    heads = [t for term in terms for t in subterms(term) if isinstance(t, Apply)]
+    return {env[t.member][0] if t.member is not None else t.head for t in heads}
+
+
+def evaluate(term: Term, domain: Domain, tensors: dict[str, Tensor], env: dict[str, Any], like: Tensor) -> Any:
+    """The value of `term`: a tensor, or a tuple of them for a term of several results. `like` gives the element type
+    of numbers. Errors of `meaning`; RewriteError for attributes that `env` does not give."""
+    if isinstance(term, Var):
+        return tensors[term.name]
+    if isinstance(term, Number):
+        return number(domain, term.value, like)
+    if isinstance(term, Item):
+        items = evaluate(term.term, domain, tensors, env, like)
+        if term.index >= len(items):
+            raise Unfit(f"{term} of {len(items)} parts")
+        return items[term.index]
+    operands = [evaluate(arg, domain, tensors, env, like) for arg in term.args]
+    if term.member is not None:
+        name, attributes = env[term.member]
+        return meaning(name, domain, operands, attributes)
+    operator = OPERATORS[term.head]
+    attributes = dict(env[term.rest]) if term.rest is not None else {}
+    attributes.update({name: value.value(env) for name, value in term.attributes})
+    values = {**operator.attributes, **attributes}
+    if any(value is REQUIRED for value in values.values()):
+        raise Unfit(f"{term.head} lacks an attribute")
+    return meaning(term.head, domain, operands, values)
+
+
+class Sampler:
+    """Draws samples of one rule; the same ones for the same seed."""
+
+    def __init__(self, rule: RewriteRule, seed: int = 0) -> None:
+        self.rule = rule
+        self._rng = np.random.default_rng(seed)
+        self._weights = {found[1] for text in rule.when if (found := _NEEDS_WEIGHT.match(text))}
+        heads = [t for term in rule.equation.left for t in subterms(term) if isinstance(t, Apply)]
+        self._integers = not any(t.head in NOT_FOR_INTEGERS for t in heads)
+
+    def samples(self, attempts: int) -> Iterator[Sample]:
+        """Different ones, found in `attempts` draws. CannotDecide where a condition fails to be true or false."""
+        seen = set()
+        for _ in range(attempts):
+            sample = self.attempt()
+            if sample is not None and (told := str(sample)) not in seen:
+                seen.add(told)
+                yield sample
+
+    def attempt(self) -> Sample | None:
+        """One draw; None where it is no legal graph, or none that the rule's conditions hold for."""
+        dtype = INTEGER if self._integers and self._rng.random() < _INTEGERS else FLOAT
+        draw = _Draw(Dice(self._rng), dtype, self.rule, frozenset(self._weights))
+        try:
+            draw.left()
+        except (Unfit, RewriteError, IndexError):
+            return None
+        return draw.sample()
+
+
+class _Draw:
+    """One attempt."""
+
+    def __init__(self, dice: Dice, dtype: str, rule: RewriteRule, weights: frozenset[str]) -> None:
+        self._dice, self._dtype, self._rule, self._weights = dice, dtype, rule, weights
+        self._domain = Shapes(dtype)
+        self._tensors: dict[str, Tensor] = {}
+        self._attributes: dict[str, Any] = {}
+        self._env: dict[str, Any] = {"lanes": LANES, "block": RuleSet((), LANES).block, "same": relax.Var.same_as,
+                                     "is_weight": lambda expr: expr.name in self._weights}  # fmt: skip
+
+    def left(self) -> None:
+        for term in self._rule.equation.left:
+            self._drawn(term)
+
+    def sample(self) -> Sample | None:
+        """What was drawn, if the rule's conditions hold."""
+        env, asked = dict(self._env), ""
+        if not self._tensors.keys() - self._weights:
+            return None  # work on weights alone is no match
+        try:
+            for name, value in self._rule.equation.lets:
+                asked = str(value)
+                env[name] = value.value(env)
+            for condition in self._rule.conditions:
+                asked = str(condition)
+                if not condition.value(env):
+                    return None
+        except (IndexError, TypeError, ZeroDivisionError) as error:
+            raise CannotDecide(f"{asked} cannot be evaluated ({error}) for {self._told()}") from error
+        instance = Instance(
+            {name: shape_of(x) for name, x in self._tensors.items()}, self._attributes,
+            tuple(name for name in self._tensors if name in self._weights),
+        )  # fmt: skip
+        return Sample(self._rule, instance, self._dtype, env)
+
+    def _told(self) -> str:
+        return "; ".join(f"{name}: {list(shape_of(x))}" for name, x in self._tensors.items())
+
+    def _drawn(self, term: Term) -> Any:
+        if isinstance(term, Number):
+            return number(self._domain, term.value, self._domain.draw(()))
+        if isinstance(term, Var):
+            return self._tensors[term.name]
+        if isinstance(term, Item):
+            items = self._drawn(term.term)
+            if term.index >= len(items):
+                raise Unfit(f"{term} of {len(items)} parts")
+            return items[term.index]
+        name, attributes = self._member(term) if term.member is not None else (term.head, self._known(term))
+        operands = self._operands(name, term, attributes)
+        shapes = [shape_of(x) for x in operands]
+        if term.member is None:
+            attributes = self._known(term)  # now of the operands too
+        attributes = draw_attributes(name, self._dice, shapes, attributes, self._dtype)
+        self._bind(term, name, attributes)
+        return meaning(name, self._domain, operands, attributes)
+
+    def _member(self, term: Apply) -> tuple[str, dict[str, Any]]:
+        assert term.member is not None
+        if term.member in self._env:
+            name, attributes = self._env[term.member]
+            return name, dict(attributes)
+        names = CLASSES[term.head]
+        if self._dtype == INTEGER:
+            names = tuple(name for name in names if name not in NOT_FOR_INTEGERS)
+        return self._dice.pick(names), {}
+
+    def _known(self, term: Apply) -> dict[str, Any]:
+        """The attributes of `term` that what is bound so far determines."""
+        operator, named = OPERATORS[term.head], dict(term.attributes)
+        known: dict[str, Any] = {}
+        if term.rest is None:
+            known = {name: value for name, value in operator.attributes.items() if name not in named}
+        elif term.rest in self._env:
+            known = dict(self._env[term.rest])
+        for name, attribute in named.items():
+            try:
+                known[name] = attribute.value(self._env)
+            except RewriteError:
+                continue
+        return known
+
+    def _operands(self, name: str, term: Apply, attributes: dict[str, Any]) -> list[Tensor]:
+        free = [isinstance(arg, Var) and arg.name not in self._tensors for arg in term.args]
+        found: list[Any] = [None if open_ else self._drawn(arg) for arg, open_ in zip(term.args, free, strict=True)]
+        known: list[Shape | None] = [None if x is None else shape_of(x) for x in found]
+        if any(free):
+            for number, open_ in enumerate(free):  # what must agree with an earlier variable's shape often does so
+                if open_ and self._tensors and self._dice.chance(_REPEATED):
+                    known[number] = shape_of(self._dice.pick(list(self._tensors.values())))
+            shapes = draw_operands(name, self._dice, known, attributes)
+            for arg, open_, shape in zip(term.args, free, shapes, strict=True):
+                if open_ and isinstance(arg, Var) and arg.name not in self._tensors:
+                    self._tensors[arg.name] = self._domain.draw(shape)
+                    self._env[arg.name] = relax.Var(arg.name, relax.TensorType(shape, self._dtype))
+        return [self._tensors[arg.name] if isinstance(arg, Var) else x for arg, x in zip(term.args, found, strict=True)]
+
+    def _bind(self, term: Apply, name: str, attributes: dict[str, Any]) -> None:
+        if term.member is not None:
+            self._note(term.member, (name, attributes))
+            return
+        named = dict(term.attributes)
+        for key, attribute in named.items():
+            if attribute.variable is not None and attribute.variable not in self._env:
+                self._note(attribute.variable, attributes[key])
+            elif attribute.value(self._env) != attributes[key]:
+                raise Unfit(f"{key} is not {attribute}")
+        if term.rest is not None:
+            self._note(term.rest, {key: value for key, value in attributes.items() if key not in named})
+
+    def _note(self, variable: str, value: Any) -> None:
+        if self._env.setdefault(variable, value) != value:
+            raise Unfit(f"{variable} stands for two things")
+        self._attributes[variable] = value
+
+
+def drawn_tensors(sample: Sample, domain: Domain, rng: np.random.Generator) -> dict[str, Tensor]:
+    """Random values of the sample's variables."""
+    return {name: domain.draw(shape, rng) for name, shape in sample.instance.shapes.items()}

@@ -1,0 +1,83 @@
+"""Recorded proofs: those of the catalogue, which lie beside the code, and rule files that carry theirs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.passes.matcher import RuleSet
+from rlflow_tvm.passes.rule import RewriteRule
+from rlflow_tvm.passes.verify import PROOF_VERSION, Proof
+
+Proofs = Mapping[str, Mapping[str, Any]]
+"""Recorded proofs by the rules' names."""
+
+CATALOGUE_PROOFS = "proofs.json"
+_FORMAT = 1
+
+
+def digest(rule: RewriteRule) -> str:
+    """What a recorded proof is a proof of: the rule, by these meanings of the operators."""
+    return f"{PROOF_VERSION}:{rule.digest}"
+
+
+def record(rule: RewriteRule, proof: Proof) -> dict[str, Any]:
+    return {"digest": digest(rule), **proof.to_json()}
+
+
+def require_proofs(rules: Iterable[RewriteRule], proofs: Proofs, source: str) -> None:
+    """RewriteError naming the first rule for which `proofs` (by the rules' names) holds no proof."""
+    for rule in rules:
+        if proofs.get(rule.name, {}).get("digest") != digest(rule):
+            raise RewriteError(
+                f"{source}: the rule {rule.name} has no proof, or has changed since it was proved: "
+                "python -m rlflow_tvm.rules verify --record proves it and records that"
+            )
+
+
+@cache
+def catalogue_proofs() -> Proofs:
+    """The recorded proofs of the catalogue, by the rules' names."""
+    text = resources.files("rlflow_tvm.passes").joinpath(CATALOGUE_PROOFS).read_text()
+    return json.loads(text)
+
+
+def catalogue_path() -> Path:
+    """Where the catalogue's proofs are recorded."""
+    return Path(__file__).with_name(CATALOGUE_PROOFS)
+
+
+def read_rules(path: Path) -> tuple[RewriteRule, ...]:
+    """The rules of a file that `rules_as_json` gave. RewriteError if it is none, or if one has no proof."""
+    rules, proofs = read_rule_file(path)
+    require_proofs(rules, proofs, str(path))
+    return rules
+
+
+def read_rule_file(path: Path) -> tuple[tuple[RewriteRule, ...], Proofs]:
+    """The rules of a file and the proofs that it holds, by the rules' names. RewriteError if it is no rule file."""
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise RewriteError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise RewriteError(f"{path}: is no JSON ({error})") from None
+    if not isinstance(data, dict) or data.get("format") != _FORMAT or not isinstance(data.get("rules"), list):
+        raise RewriteError(f'{path}: is no rule file: {{"format": {_FORMAT}, "rules": [...]}} is expected')
+    entries = data["rules"]
+    if not all(isinstance(entry, dict) for entry in entries):
+        raise RewriteError(f"{path}: every rule is an object with name, family, equation and when")
+    rules = RuleSet(tuple(RewriteRule.from_json(entry) for entry in entries)).rules  # no two of the same name
+    return rules, {rule.name: entry.get("proof", {}) for rule, entry in zip(rules, entries, strict=True)}
+
+
+def rules_as_json(rules: Sequence[RewriteRule], proofs: Proofs) -> dict[str, Any]:
+    """What a rule file holds: the rules, each with its proof if there is one."""
+    return {"format": _FORMAT, "rules": [
+        {**rule.to_json(), **({"proof": dict(proofs[rule.name])} if rule.name in proofs else {})} for rule in rules
+    ]}  # fmt: skip

@@ -1,0 +1,241 @@
+"""Proving a rule: both sides evaluated over random tensors, on many samples of what the rule matches.
+
+Over prime fields an equation of polynomials that does not hold is met with equality by chance only, with probability
+degree / size of the field at each trial (Schwartz-Zippel); functions that are no polynomials (erf, sqrt) are random
+functions there, exponentials live on a second field (as in Mirage), and what compares is evaluated over the rationals.
+What a rule may match in integers is evaluated in a machine's integers, which wrap round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+
+from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.passes.proof.domains import (
+    Degrees,
+    Domain,
+    MachineIntegers,
+    PrimeFields,
+    Q,
+    Rationals,
+    Tensor,
+    Undefined,
+    same,
+    shape_of,
+)
+from rlflow_tvm.passes.proof.meaning import EXPONENTIAL, ORDERED
+from rlflow_tvm.passes.proof.sampling import (
+    INTEGER,
+    CannotDecide,
+    Sample,
+    Sampler,
+    drawn_tensors,
+    evaluate,
+    operators_of,
+)
+from rlflow_tvm.passes.proof.windows import Unfit
+from rlflow_tvm.passes.rule import RewriteRule
+
+PROOF_VERSION = 1
+"""Of the proofs: raise it when meanings, domains or samples change, and prove the catalogue again."""
+
+INSTANCES = 60
+LEAST_INSTANCES = 12
+ATTEMPTS = 20000
+_SMALL = 3  # rationals within it of zero: equal ones among them, and numbers that can be read
+_REDRAWS = 20  # of tensors, after a division by zero
+_SHOWN = 16  # elements of a tensor that a counterexample prints
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a rule was proved on. `instances`: samples by domain. `degree`: of the difference of the two sides, at most.
+    `bound`: with what probability one trial over the prime fields misses a difference; None for a rule that is not
+    evaluated there."""
+
+    instances: dict[str, int]
+    degree: int
+    bound: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"instances": self.instances, "degree": self.degree, "bound": self.bound}
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{count} over {domain}" for domain, count in self.instances.items())
+        return f"{told}; degree {self.degree}" + ("" if self.bound is None else f", missed with p < {self.bound:.1e}")
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """Why a rule is wrong: what goes wrong, and for what shapes, attributes and values."""
+
+    rule: RewriteRule
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.rule.name}: {self.rule}\n{self.reason}"
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """A rule of which no, or too few, instances were found."""
+
+    rule: RewriteRule
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.rule.name}: {self.rule}\n{self.reason}"
+
+
+Outcome = Proof | Counterexample | Undecided
+
+
+def verify_rule(rule: RewriteRule, instances: int = INSTANCES, seed: int = 0) -> Outcome:
+    """Evaluate both sides of `rule` on that many samples of what it matches."""
+    counts: dict[str, int] = {}
+    degree, bounded = 0, False
+    try:
+        for number, sample in enumerate(Sampler(rule, seed).samples(ATTEMPTS)):
+            if sum(counts.values()) >= instances:
+                break
+            domains = domains_of(sample)
+            if any(_difference(sample, domain, number) is not None for domain in domains):
+                return _smallest(sample, seed)
+            counts[domains[-1].name] = counts.get(domains[-1].name, 0) + 1
+            bounded |= isinstance(domains[-1], PrimeFields)
+            degree = max(degree, _degree(sample))
+    except CannotDecide as error:
+        return Counterexample(rule, str(error))
+    if sum(counts.values()) < LEAST_INSTANCES:
+        return Undecided(rule, f"{sum(counts.values())} instances in {ATTEMPTS} draws: {LEAST_INSTANCES} are needed")
+    return Proof(dict(sorted(counts.items())), degree, degree / Q if bounded else None)
+
+
+def verify_all(
+    rules: Sequence[RewriteRule], instances: int = INSTANCES, seed: int = 0, jobs: int = 1
+) -> Iterator[tuple[RewriteRule, Outcome]]:
+    """Each rule with its outcome, in order, proved by `jobs` processes."""
+    work = partial(verify_rule, instances=instances, seed=seed)
+    if jobs == 1:
+        yield from zip(rules, map(work, rules), strict=True)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        try:
+            yield from zip(rules, pool.map(work, rules), strict=True)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def domains_of(sample: Sample) -> list[Domain]:
+    """Where a sample's two sides are compared."""
+    if sample.dtype == INTEGER:
+        return [MachineIntegers(INTEGER)]
+    equation = sample.rule.equation
+    if operators_of((*equation.left, *equation.right), sample.env) & ORDERED:
+        return [Rationals(extent=_SMALL), Rationals()]
+    return [PrimeFields()]
+
+
+@dataclass(frozen=True)
+class _Difference:
+    reason: str
+    tensors: dict[str, Tensor]
+
+
+def _difference(sample: Sample, domain: Domain, seed: int) -> _Difference | None:
+    """What goes wrong with the sample over `domain`; None if the two sides are equal.
+
+    Where the drawn values divide by zero on either side, others are drawn.
+    """
+    equation = sample.rule.equation
+    rng = np.random.default_rng(seed)
+    tensors: dict[str, Tensor] = {}
+    for _ in range(_REDRAWS):
+        tensors = drawn_tensors(sample, domain, rng)
+        first = next(iter(tensors.values()))
+        try:
+            with np.errstate(over="ignore"):
+                left = [evaluate(term, domain, tensors, sample.env, first) for term in equation.left]
+        except Undefined:
+            continue
+        try:
+            with np.errstate(over="ignore"):
+                right = [evaluate(term, domain, tensors, sample.env, left[0]) for term in equation.right]
+        except Undefined as error:
+            if isinstance(error, Unfit) or isinstance(domain, MachineIntegers):
+                return _Difference(f"the right side is ill-typed: {error}", tensors)
+            continue
+        except (RewriteError, IndexError, TypeError, ZeroDivisionError) as error:
+            return _Difference(f"the right side cannot be built: {error}", tensors)
+        return None if same(left, right) else _Difference(_told(left, right), tensors)
+    return _Difference("every drawn value divides by zero", tensors)
+
+
+def _told(left: list[Tensor], right: list[Tensor]) -> str:
+    for number, (a, b) in enumerate(zip(left, right, strict=True)):
+        if shape_of(a) != shape_of(b):
+            return f"term {number}: left has the shape {list(shape_of(a))}, right {list(shape_of(b))}"
+        if a[0].dtype != b[0].dtype:
+            return f"term {number}: left is {a[0].dtype}, right {b[0].dtype}"
+        places = np.argwhere(np.asarray(a[0] != b[0]))
+        if len(places):
+            place = tuple(int(i) for i in places[0])
+            return (
+                f"term {number}: {len(places)} of {a[0].size} elements differ, at {list(place)} left is {a[0][place]}, "
+                f"right {b[0][place]}"
+            )
+    raise AssertionError("the two sides are equal")
+
+
+def _smallest(found: Sample, seed: int) -> Counterexample:
+    """Of the samples with a difference, the one with the fewest elements; with numbers that can be read, if it has a
+    difference with such numbers too."""
+    best = found
+    for sample in _some(found.rule, seed + 1):
+        if sample.size < best.size and any(_difference(sample, domain, 0) is not None for domain in domains_of(sample)):
+            best = sample
+    equation = found.rule.equation
+    exponentials = operators_of((*equation.left, *equation.right), best.env) & EXPONENTIAL
+    readable = [] if best.dtype == INTEGER or exponentials else [Rationals(extent=_SMALL)]
+    for domain in (*readable, *domains_of(best)):
+        for trial in range(3):
+            difference = _difference(best, domain, trial)
+            if difference is not None:
+                values = [f"{name} = {_list(x[0])}" for name, x in difference.tensors.items() if x[0].size <= _SHOWN]
+                return Counterexample(found.rule, "\n".join([str(best), *values, difference.reason]))
+    for number in range(INSTANCES):  # the draws with which the difference was found
+        for domain in domains_of(best):
+            difference = _difference(best, domain, number)
+            if difference is not None:
+                return Counterexample(found.rule, f"{best}\n{difference.reason}")
+    raise AssertionError(f"{found.rule.name}: the difference is not found again for {best}")
+
+
+def _list(plane: np.ndarray) -> str:
+    return str([str(item) for item in plane.reshape(-1)] if plane.dtype == object else plane.reshape(-1).tolist())
+
+
+def _some(rule: RewriteRule, seed: int) -> Iterator[Sample]:
+    try:
+        yield from Sampler(rule, seed).samples(ATTEMPTS // 50)
+    except CannotDecide:
+        return
+
+
+def _degree(sample: Sample) -> int:
+    """Degree of the numerator of left minus right."""
+    domain, equation = Degrees(), sample.rule.equation
+    tensors = {name: domain.draw(shape) for name, shape in sample.instance.shapes.items()}
+    first = next(iter(tensors.values()))
+    worst = 0
+    for a, b in zip(equation.left, equation.right, strict=True):
+        left, right = (evaluate(term, domain, tensors, sample.env, first) for term in (a, b))
+        worst = max(worst, int(np.maximum(left[0] + right[1], right[0] + left[1]).max(initial=0)))
+    return worst

@@ -1,0 +1,120 @@
+"""`python -m rlflow_tvm.rules`: list the substitution rules, prove them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlflow_tvm import cli
+from rlflow_tvm.errors import RewriteError, UsageError
+
+if TYPE_CHECKING:
+    from rlflow_tvm.passes import RewriteRule
+    from rlflow_tvm.passes.proofs import Proofs
+
+FileArgument = Annotated[Path | None, typer.Argument(help="A rule file (JSON); by default the catalogue.")]
+RuleOption = Annotated[list[str] | None, typer.Option("--rule", help="Only the rule of this name; may be repeated.")]
+
+
+def _read(file: Path | None) -> tuple[tuple[RewriteRule, ...], Proofs]:
+    """The rules of `file`, or the catalogue, with the recorded proofs."""
+    from rlflow_tvm.passes import CATALOGUE
+    from rlflow_tvm.passes.proofs import catalogue_proofs, read_rule_file
+
+    return (CATALOGUE, catalogue_proofs()) if file is None else read_rule_file(file)
+
+
+@cli.reports_errors
+def list_rules(
+    file: FileArgument = None,
+    family: Annotated[str | None, typer.Option(help="Only the rules of this family.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Count each rule's sites in this ONNX file or zoo:NAME; may be repeated.")
+    ] = None,
+    target: Annotated[str, typer.Option(help="Whose vector width sites are counted for: llvm or JSON.")] = "llvm",
+    json: Annotated[Path | None, typer.Option(help="Write all of it to this JSON file.")] = None,
+) -> None:
+    """Each rule's name, family, equation, conditions and proof; with --model, where it fires."""
+    cli.check_writable(json)
+    from rlflow_tvm.passes.proofs import digest
+    from rlflow_tvm.passes.verify import Proof
+
+    everything, proofs = _read(file)
+    rules = tuple(rule for rule in everything if family in (None, rule.family))
+    if not rules and family is not None:
+        families = sorted({rule.family for rule in everything})
+        raise UsageError(f"--family {family}: no such family; there are {', '.join(families)}")
+    sites = {name: _sites(name, rules, target) for name in model or ()}
+    rows = []
+    for rule in rules:
+        recorded = proofs.get(rule.name, {})
+        proved = recorded.get("digest") == digest(rule)
+        told = str(Proof(recorded["instances"], recorded["degree"], recorded["bound"])) if proved else "none"
+        fires = {name: counts[rule.name] for name, counts in sites.items()}
+        rows.append({**rule.to_json(), "proof": told, "sites": fires})
+        print(f"{rule.name} [{rule.family}]\n  {rule}\n  proof: {told}")
+        if sites:
+            print("  sites: " + ", ".join(f"{name} {count}" for name, count in fires.items()))
+    print(f"{len(rows)} rules in {len({rule.family for rule in rules})} families")
+    cli.write_json(json, rows)
+
+
+def _sites(model: str, rules: tuple[RewriteRule, ...], target: str) -> Counter[str]:
+    from rlflow_tvm.frontend import from_onnx
+    from rlflow_tvm.kernels import vector_lanes
+    from rlflow_tvm.passes import GraphState, RuleSet
+
+    state = GraphState.from_module(
+        from_onnx(cli.model_path(model)), RuleSet(rules, vector_lanes(cli.parse_target(target)))
+    )
+    return Counter({rule.name: len(state.sites[rule.name]) for rule in rules})
+
+
+@cli.reports_errors
+def verify(
+    file: FileArgument = None,
+    rule: RuleOption = None,
+    instances: Annotated[int, typer.Option(min=12, help="How many samples a rule is evaluated on.")] = 60,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples and their values.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes to prove in.")] = 2,
+    compiled: Annotated[
+        bool, typer.Option(help="Then compile samples before and after the rewrite, and compare in floats.")
+    ] = True,
+    record: Annotated[bool, typer.Option(help="Write the proofs down: in FILE, or beside the catalogue.")] = False,
+) -> None:
+    """Prove rules, all or those of FILE; the first that fails is told with a counterexample, and the exit code is 1."""
+    from rlflow_tvm.passes import proofs as recorded
+    from rlflow_tvm.passes.verify import Proof, verify_all
+
+    if record and rule:
+        raise UsageError("--record and --rule: all proofs are recorded together; leave --rule out")
+    everything, _ = _read(file)
+    unknown = set(rule or ()) - {known.name for known in everything}
+    if unknown:
+        raise UsageError(f"--rule {min(unknown)}: there is no such rule; `rules list` names them")
+    rules = tuple(known for known in everything if not rule or known.name in rule)
+    proofs = {}
+    with cli.progress_bar("proving") as bar:
+        for done, (proved, outcome) in enumerate(verify_all(rules, instances, seed, jobs), start=1):
+            if not isinstance(outcome, Proof):
+                raise RewriteError(f"not proved: {outcome}")
+            proofs[proved.name] = recorded.record(proved, outcome)
+            bar(done, len(rules), proved.name)
+    count = sum(sum(proof["instances"].values()) for proof in proofs.values())
+    print(f"{len(rules)} rules proved on {count} instances")
+    if compiled:
+        from rlflow_tvm.float_check import float_check
+
+        errors = float_check(rules, cli.parse_target('{"kind": "llvm", "num-cores": 2, "opt-level": 0}'), seed)
+        print(f"{len(errors)} rules checked compiled: differences up to {max(errors.values()):.1e} of the range")
+    if record:
+        path = recorded.catalogue_path() if file is None else file
+        cli.write_json(path, proofs if file is None else recorded.rules_as_json(rules, proofs))
+        print(f"recorded in {path}")
+
+
+if __name__ == "__main__":
+    cli.run_group(__doc__ or "", {"list": list_rules, "verify": verify})

@@ -1,0 +1,131 @@
+"""The operators' meanings, against the kernels that TVM makes: on random shapes and attributes, compiled as one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import erf
+from small_models import TARGET
+from tvm import relax
+
+from rlflow_tvm.float_check import outputs
+from rlflow_tvm.passes.instance import instance_function
+from rlflow_tvm.passes.ops import OPERATORS
+from rlflow_tvm.passes.proof.domains import Shape, Tensor
+from rlflow_tvm.passes.proof.meaning import MEANINGS, meaning
+from rlflow_tvm.passes.proof.sampling import FLOAT, Sample, Sampler
+from rlflow_tvm.passes.rule import RewriteRule
+
+CASES = 8
+TOLERANCE = 1e-5
+FUNCTIONS = {"erf": erf, "sqrt": np.sqrt}
+
+
+class Floats:
+    """Double precision, with the functions themselves."""
+
+    name = "floats"
+
+    def draw(self, shape: Shape, rng: np.random.Generator) -> Tensor:
+        return (rng.uniform(0.25, 2.0, shape) * rng.choice([-1.0, 1.0], shape),)
+
+    def constant(self, value: Fraction, like: Tensor) -> Tensor:
+        return (np.array(float(value)),)
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return (np.asarray(a[0] + b[0]),)
+
+    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
+        return (np.asarray(a[0] * b[0]),)
+
+    def divide(self, a: Tensor, b: Tensor) -> Tensor:
+        return (np.asarray(a[0] / b[0]),)
+
+    def total(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        return (np.asarray(x[0].sum(axes)),)
+
+    def maximum(self, a: Tensor, b: Tensor) -> Tensor:
+        return (np.asarray(np.maximum(a[0], b[0])),)
+
+    def exp(self, x: Tensor) -> Tensor:
+        return (np.asarray(np.exp(x[0])),)
+
+    def function(self, name: str, x: Tensor) -> Tensor:
+        return (np.asarray(FUNCTIONS[name](x[0])),)
+
+    def cast(self, x: Tensor, dtype: str) -> Tensor:
+        return x
+
+
+@dataclass(frozen=True)
+class Case:
+    operator: str
+    sample: Sample
+    function: relax.Function
+    arguments: list[np.ndarray]
+    expected: list[np.ndarray]
+
+
+def rule_of(name: str) -> RewriteRule:
+    """A rule whose left side is the operator alone, with any attributes."""
+    arity = OPERATORS[name].arity or 3
+    variables = ["x", "y", "z"][:arity]
+    rest = ", **k" if OPERATORS[name].attributes else ""
+    term = f"{name}({', '.join(variables)}{rest})"
+    return RewriteRule(name, "test", f"{term}[1] => x" if name == "split" else f"{term} => x")
+
+
+def cases_of(name: str) -> list[Case]:
+    rng = np.random.default_rng(0)
+    found: list[Case] = []
+    for sample in Sampler(rule_of(name)).samples(4000):
+        wide = {"float64", "int32"} & {str(v) for v in sample.instance.attributes.get("k", {}).values()}
+        if sample.dtype != FLOAT or wide:
+            continue
+        domain = Floats()
+        tensors: dict[str, Any] = {n: domain.draw(shape, rng) for n, shape in sample.instance.shapes.items()}
+        if name in ("sqrt", "rsqrt"):
+            tensors = {n: (np.abs(x[0]),) for n, x in tensors.items()}
+        result = meaning(name, domain, list(tensors.values()), sample.instance.attributes.get("k", {}))
+        expected = [part[0] for part in ([result[1]] if name == "split" else [result])]
+        function = instance_function(sample.rule, sample.instance)
+        found.append(Case(name, sample, function, [x[0].astype(FLOAT) for x in tensors.values()], expected))
+        if len(found) == CASES:
+            break
+    return found
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, list[tuple[Case, list[np.ndarray]]]]:
+    cases = [case for name in MEANINGS for case in cases_of(name)]
+    found = outputs([case.function for case in cases], [case.arguments for case in cases], TARGET)
+    by_name: dict[str, list[tuple[Case, list[np.ndarray]]]] = {}
+    for case, result in zip(cases, found, strict=True):
+        by_name.setdefault(case.operator, []).append((case, result))
+    return by_name
+
+
+def test_every_operator_has_a_meaning():
+    assert set(MEANINGS) == set(OPERATORS)
+
+
+@pytest.mark.parametrize("name", MEANINGS)
+def test_a_meaning_is_what_tvm_computes(name, results):
+    assert len(results[name]) == CASES
+    for case, result in results[name]:
+        assert [array.shape for array in result] == [array.shape for array in case.expected], case.sample
+        for array, expected in zip(result, case.expected, strict=True):
+            extent = max(float(np.abs(expected).max(initial=0.0)), 1e-3)
+            assert np.abs(array - expected).max(initial=0.0) <= TOLERANCE * extent, case.sample
+
+
+@pytest.mark.parametrize("name", MEANINGS)
+def test_shapes_are_those_that_relax_infers(name, results):
+    for case, _ in results[name]:
+        ty = case.function.ret_ty
+        fields = ty.fields if isinstance(ty, relax.TupleType) else [ty]
+        assert [tuple(int(e) for e in field.shape.values) for field in fields] == [e.shape for e in case.expected]

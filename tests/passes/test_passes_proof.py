@@ -1,0 +1,205 @@
+"""Proofs: domains keep their laws, right rules are proved, wrong ones are told with a counterexample."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.passes import CATALOGUE, RewriteRule, default_rules
+from rlflow_tvm.passes.proof.domains import Degrees, MachineIntegers, P, PrimeFields, Q, Rationals, Tensor, Undefined
+from rlflow_tvm.passes.proof.sampling import FLOAT, Sampler
+from rlflow_tvm.passes.proofs import (
+    catalogue_proofs,
+    digest,
+    read_rule_file,
+    read_rules,
+    record,
+    require_proofs,
+    rules_as_json,
+)
+from rlflow_tvm.passes.verify import Counterexample, Proof, Undecided, verify_all, verify_rule
+
+RNG = np.random.default_rng(0)
+
+
+def rule(text: str, *when: str) -> RewriteRule:
+    return RewriteRule("tried", "test", text, when)
+
+
+def equal(a: Tensor, b: Tensor) -> bool:
+    return bool(np.all(a[0] == b[0]))
+
+
+def test_the_fields_are_prime_and_one_holds_the_exponents_of_the_other():
+    def is_prime(n: int) -> bool:
+        return n > 1 and all(n % d for d in range(2, int(n**0.5) + 1))
+
+    assert is_prime(P)
+    assert is_prime(Q)
+    assert P == 2 * Q + 1
+    assert pow(4, Q, P) == 1
+    assert pow(4, 2, P) != 1
+
+
+def test_exponentials_multiply_where_exponents_are_added():
+    domain = PrimeFields()
+    a, b = (domain.draw((3, 4), RNG) for _ in "ab")
+    assert equal(domain.exp(domain.add(a, b)), domain.multiply(domain.exp(a), domain.exp(b)))
+    assert not equal(domain.exp(domain.multiply(a, b)), domain.multiply(domain.exp(a), domain.exp(b)))
+
+
+@pytest.mark.parametrize("domain", [PrimeFields(), Rationals()], ids=lambda domain: domain.name)
+def test_division_undoes_multiplication(domain):
+    a, b = (domain.draw((5,), RNG) for _ in "ab")
+    assert equal(domain.multiply(domain.divide(a, b), b), a)
+    third = domain.constant(Fraction(1, 3), a)
+    assert equal(domain.add(third, domain.add(third, third)), domain.constant(Fraction(1), a))
+    with pytest.raises(Undefined):
+        domain.divide(a, domain.constant(Fraction(0), a))
+
+
+@pytest.mark.parametrize("domain", [PrimeFields(), Rationals()], ids=lambda domain: domain.name)
+def test_a_function_is_one_and_no_other(domain):
+    x = domain.draw((50,), RNG)
+    assert equal(domain.function("erf", x), domain.function("erf", x))
+    assert not np.any(domain.function("erf", x)[0] == domain.function("sqrt", x)[0])
+    assert len(set(domain.function("erf", x)[0].tolist())) == len(set(x[0].tolist()))
+
+
+def test_machine_integers_wrap_round():
+    domain = MachineIntegers("int8")
+    x = (np.array([100], np.int8),)
+    assert domain.add(x, x)[0].tolist() == [-56]
+    assert domain.total((np.full(3, 100, np.int8),), (0,))[0].tolist() == 44
+    with pytest.raises(Undefined):
+        domain.divide(x, x)
+
+
+def test_degrees_are_those_of_the_polynomials():
+    domain = Degrees()
+    x, y = (domain.draw(()) for _ in "xy")
+    product = domain.multiply(domain.multiply(x, y), x)
+    assert [int(p) for p in product] == [3, 0]
+    assert [int(p) for p in domain.add(product, domain.divide(x, y))] == [4, 1]  # (x x y y + x) / y
+    assert [int(p) for p in domain.total(domain.divide(domain.draw((3,)), y), (0,))] == [3, 3]
+
+
+RIGHT = {
+    "commuted": rule("add(x, y) => add(y, x)"),
+    "an exponential of a sum": rule("multiply(exp(x), exp(y)) => exp(add(x, y))"),
+    "softmax of a shifted argument": rule("softmax(add(x, a), axis=-1) => softmax(x, axis=-1)", "rank(a) == rank(x)",
+                                          "shape(a)[:-1] == shape(x)[:-1]", "dim(a, -1) == 1"),
+    "the larger of two, again": rule("maximum(x, maximum(x, y)) => maximum(x, y)"),
+    "products associate": rule("matmul(matmul(x, a), b) => matmul(x, matmul(a, b))", "rank(x) == 2", "rank(a) == 2",
+                               "rank(b) == 2"),
+}  # fmt: skip
+
+WRONG = {
+    "subtraction does not commute": (rule("subtract(x, y) => subtract(y, x)", "shape(x) == shape(y)"), "differ"),
+    "relu is not linear": (rule("relu(add(x, y)) => add(relu(x), relu(y))", "shape(x) == shape(y)"), "differ"),
+    "a maximum is no sum": (rule("maximum(x, y) => add(x, y)"), "differ"),
+    "a factor does not leave a maximum": (rule("maximum(multiply(x, y), multiply(x, z)) => multiply(x, maximum(y, z))",
+                                               "shape(x) == shape(y)", "shape(y) == shape(z)"), "differ"),
+    "the wrong transposition": (rule("permute_dims(permute_dims(x, axes=p), axes=q) => "
+                                     "permute_dims(x, axes=compose(q, p))"), "shape|differ"),
+    "division by a larger shape": (rule("divide(divide(x, a), b) => divide(x, add(a, b))"), "differ"),
+    "broadcasting is lost": (rule("add(x, subtract(y, y)) => x"), "shape"),
+    "int8 does not hold it": (rule("maximum(add(x, a), add(y, a)) => add(maximum(x, y), a)"), "int8"),
+    "not for such ranks": (rule("matmul(x, a) => permute_dims(matmul(permute_dims(a, axes=swap_last(rank(a))), "
+                                "permute_dims(x, axes=swap_last(rank(x)))), axes=swap_last(rank(x)))"), "built|typed"),
+    "a condition that cannot be asked": (rule("relu(x) => x", "dim(x, 3) == 7"), "cannot be evaluated"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_rule_is_proved(name):
+    proof = verify_rule(replace(RIGHT[name], when=(*RIGHT[name].when, "is_float(x)")))
+    assert isinstance(proof, Proof), str(proof)
+    assert sum(proof.instances.values()) >= 12
+    assert proof.degree >= 1
+    assert proof.bound is None or 0 < proof.bound < 1e-6
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_rule_is_told(name):
+    wrong, said = WRONG[name]
+    found = verify_rule(wrong)
+    assert isinstance(found, Counterexample), str(found)
+    assert re.search(said, str(found)), str(found)
+    assert len(str(found)) < 1500
+
+
+def test_a_rule_without_instances_is_not_proved():
+    assert isinstance(verify_rule(rule("relu(x) => x", "rank(x) == 9")), Undecided)
+
+
+def test_samples_have_unequal_extents_and_extents_of_one():
+    shapes = {s for r in (RIGHT["commuted"],) for s in Sampler(r).samples(300) for s in s.instance.shapes.values()}
+    assert any(1 in shape for shape in shapes)
+    assert any(len(set(shape)) > 1 for shape in shapes)
+    assert {len(shape) for shape in shapes} >= {0, 1, 2, 3, 4}
+
+
+def test_the_same_seed_gives_the_same_samples():
+    first, second = ([str(s) for s in Sampler(CATALOGUE[0], 7).samples(500)] for _ in "ab")
+    assert first == second
+    assert first != [str(s) for s in Sampler(CATALOGUE[0], 8).samples(500)]
+
+
+def test_processes_prove_what_one_proves():
+    rules = tuple(RIGHT.values())[:2]
+    named = tuple(replace(r, name=f"rule_{i}") for i, r in enumerate(rules))
+    alone = [(r.name, str(outcome)) for r, outcome in verify_all(named, 12)]
+    together = [(r.name, str(outcome)) for r, outcome in verify_all(named, 12, jobs=2)]
+    assert alone == together
+
+
+@pytest.mark.parametrize("name", [rule.name for rule in CATALOGUE])
+def test_the_catalogue_is_proved(name):
+    """Again, with another seed than the recorded proofs: fewer instances, each rule."""
+    (found,) = (r for r in CATALOGUE if r.name == name)
+    outcome = verify_rule(found, 20, seed=1)
+    assert isinstance(outcome, Proof), str(outcome)
+
+
+def test_a_rule_that_has_changed_has_no_proof():
+    proofs = catalogue_proofs()
+    assert set(proofs) == {r.name for r in CATALOGUE}
+    require_proofs(CATALOGUE, proofs, "the catalogue")
+    changed = replace(CATALOGUE[0], when=(*CATALOGUE[0].when, "1 == 1"))
+    with pytest.raises(RewriteError, match=f"{changed.name} has no proof"):
+        require_proofs((changed,), proofs, "the catalogue")
+    assert len(default_rules().rules) == len(CATALOGUE)
+
+
+def test_a_rule_file_carries_its_proofs(tmp_path):
+    file = tmp_path / "rules.json"
+    rules = (RIGHT["commuted"],)
+    proof = verify_rule(rules[0])
+    assert isinstance(proof, Proof)
+    file.write_text(json.dumps(rules_as_json(rules, {})))
+    with pytest.raises(RewriteError, match="no proof"):
+        read_rules(file)
+    assert read_rule_file(file)[0] == rules
+    file.write_text(json.dumps(rules_as_json(rules, {"tried": record(rules[0], proof)})))
+    assert read_rules(file) == rules
+    assert json.loads(file.read_text())["rules"][0]["proof"]["digest"] == digest(rules[0])
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 2, "rules": []}', '{"format": 1, "rules": [3]}',
+                                  '{"format": 1, "rules": [{"name": "a"}]}'])  # fmt: skip
+def test_a_file_that_holds_no_rules_is_refused(tmp_path, text):
+    file = tmp_path / "rules.json"
+    file.write_text(text)
+    with pytest.raises(RewriteError):
+        read_rules(file)
+
+
+def test_floats_are_drawn_too():
+    assert FLOAT in {sample.dtype for sample in Sampler(RIGHT["commuted"]).samples(50)}
