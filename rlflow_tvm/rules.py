@@ -109,7 +109,7 @@ def verify(
         from rlflow_tvm.float_check import float_check
 
         errors = float_check(rules, cli.parse_target('{"kind": "llvm", "num-cores": 2, "opt-level": 0}'), seed)
-        print(f"{len(errors)} rules checked compiled: differences up to {max(errors.values()):.1e} of the range")
+        print(f"{len(errors)} rules checked compiled: differences up to {max(errors.values()):.1e}")
     if record:
         path = recorded.catalogue_path() if file is None else file
         cli.write_json(path, proofs if file is None else recorded.rules_as_json(rules, proofs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlflow_tvm.passes.matcher import RuleSet
 from rlflow_tvm.passes.plan import Plan
 from rlflow_tvm.passes.proofs import catalogue_proofs, require_proofs
-from rlflow_tvm.passes.rule import Instance, RewriteRule
+from rlflow_tvm.passes.rule import RewriteRule
 from rlflow_tvm.passes.rules import CATALOGUE
 from rlflow_tvm.passes.state import GraphState, RewriteAction, Site
 
@@ -21,5 +21,5 @@ def default_rules(lanes: int = 16) -> RuleSet:
 
 
 __all__ = [
-    "CATALOGUE", "GraphState", "Instance", "Plan", "RewriteAction", "RewriteRule", "RuleSet", "Site", "default_rules",
+    "CATALOGUE", "GraphState", "Plan", "RewriteAction", "RewriteRule", "RuleSet", "Site", "default_rules",
 ]  # fmt: skip

@@ -1,25 +1,37 @@
-"""A rule's instances as concrete functions: what tests and proofs run a rule on."""
+"""Instances of rules: shapes and attributes that make a left side a concrete function, for proofs and tests to run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import relax
 
 from rlflow_tvm.passes.ops import CLASSES, OPERATORS
-from rlflow_tvm.passes.rule import Instance, RewriteRule
-from rlflow_tvm.passes.term import Apply, Item, Number, Term, Var, parse_left
+from rlflow_tvm.passes.rule import RewriteRule
+from rlflow_tvm.passes.term import Apply, Item, Number, Term, Var
+
+
+@dataclass(frozen=True)
+class Instance:
+    """Shapes and attribute values that make a rule's left side a concrete graph.
+
+    `shapes` gives every tensor variable its shape, `attributes` every attribute variable its value (a `**rest`
+    variable a dictionary, a class member `f` an operator name with its attributes); `weights` are the variables that
+    are weights rather than inputs.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    weights: tuple[str, ...] = ()
 
 
 def instance_function(rule: RewriteRule, instance: Instance, dtype: str = "float32") -> relax.Function:
-    """The left side of `rule` (or the instance's own `left`) over the instance's shapes, in the working form.
+    """The left side of `rule` over the instance's shapes, in the working form.
 
     Parameters are the tensor variables, inputs before weights; the result is the tuple of the left terms.
     """
-    left = rule.equation.left
-    if instance.left:
-        left = parse_left(instance.left)
     names = [n for n in instance.shapes if n not in instance.weights] + list(instance.weights)
     env: dict[str, Any] = dict(instance.attributes)
     params = [relax.Var(name, relax.TensorType(instance.shapes[name], dtype)) for name in names]
@@ -27,7 +39,7 @@ def instance_function(rule: RewriteRule, instance: Instance, dtype: str = "float
     builder = relax.BlockBuilder()
     with builder.function("main", params):
         with builder.dataflow():
-            results = [_emit(builder, term, env, dtype) for term in left]
+            results = [_emit(builder, term, env, dtype) for term in rule.equation.left]
             result = results[0] if len(results) == 1 else relax.Tuple(results)
             output = builder.emit_output(result)
         builder.emit_func_output(output)
@@ -45,8 +57,7 @@ def _emit(builder: relax.BlockBuilder, term: Term, env: Mapping[str, Any], dtype
     assert isinstance(term, Apply)
     args = [_emit(builder, arg, env, dtype) for arg in term.args]
     if term.member is not None:
-        member = env[term.member]
-        name, attributes = (member, {}) if isinstance(member, str) else member
+        name, attributes = env[term.member]
         assert name in CLASSES[term.head], f"{name} is not of class {term.head}"
         return builder.emit(OPERATORS[name].make(args, attributes))
     attributes = dict(env[term.rest]) if term.rest else {}

@@ -193,8 +193,9 @@ class Matches:
         env = {**self.parameters, **env}
         for name, value in rule.equation.lets:
             env[name] = value.value(env)
-        failed = [str(c) for c in rule.conditions if not c.value(env)]
-        return f"the condition {failed[0]} does not hold" if failed else "it computes on weights alone"
+        # no further than the first: a condition may rely on those before it
+        failed = next((str(c) for c in rule.conditions if not c.value(env)), None)
+        return "it computes on weights alone" if failed is None else f"the condition {failed} does not hold"
 
 
 def _same_order(before: Graph, graph: Graph) -> bool:

@@ -1,11 +1,11 @@
-"""Substitution rules: an equation, conditions, and instances on which the rule can be seen to work."""
+"""Substitution rules: an equation and the conditions under which it may be used."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,27 +13,8 @@ from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes.attribute import FUNCTIONS, Attribute
 from rlflow_tvm.passes.term import Apply, Equation, Item, Term, Var, depth, parse_equation, subterms
 
-Attributes = Mapping[str, Any]
-
 PARAMETERS = ("lanes", "block", "is_weight", "same")
 """What attribute expressions may use besides a rule's own variables (see `matcher.RuleSet.parameters`)."""
-
-
-@dataclass(frozen=True)
-class Instance:
-    """Shapes and attribute values that make a rule's left side a concrete graph.
-
-    `shapes` gives every tensor variable its shape, `attributes` every attribute variable its value (a `**rest`
-    variable a dictionary, a class member `f` an operator name or (name, attributes)); `weights` are the variables
-    that are weights rather than inputs. For a near-miss, `left` is the term that nearly matches (default: the rule's
-    own left side) and `reason` is part of what the matcher answers.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    attributes: Attributes = field(default_factory=dict)
-    weights: tuple[str, ...] = ()
-    left: str = ""
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,8 +30,6 @@ class RewriteRule:
     text: str
     when: tuple[str, ...] = ()
     symmetric: bool = False
-    instances: tuple[Instance, ...] = ()
-    near_misses: tuple[Instance, ...] = ()
 
     def __post_init__(self) -> None:
         unbound = self.tensors(self.equation.right) - self.tensors(self.equation.left)
@@ -127,7 +106,7 @@ class RewriteRule:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
-        """What a rule file holds of this rule (its instances stay with the code that proves it)."""
+        """What a rule file holds of this rule."""
         return {"name": self.name, "family": self.family, "equation": str(self.equation), "when": list(self.when),
                 "symmetric": self.symmetric}  # fmt: skip
 

@@ -132,11 +132,6 @@ def parse_equation(text: str) -> Equation:
     return Equation(left, right, tuple(lets))
 
 
-def parse_left(text: str) -> tuple[Term, ...]:
-    """Read terms alone, separated by commas."""
-    return _terms(text, {}, text)
-
-
 def _expression(text: str, rule: str) -> ast.expr:
     try:
         return ast.parse(" ".join(text.split()), mode="eval").body

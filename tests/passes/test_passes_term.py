@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes import CATALOGUE, GraphState, RewriteRule, RuleSet
 from rlflow_tvm.passes.attribute import Attribute
 from rlflow_tvm.passes.instance import instance_function
+from rlflow_tvm.passes.proof.sampling import Sampler
 from rlflow_tvm.passes.term import Apply, Item, Number, Var, depth, parse_equation, subterms
 
 BY_NAME = {rule.name: rule for rule in CATALOGUE}
@@ -39,8 +41,10 @@ def test_rule_round_trips_as_json(name):
 def test_rule_read_from_json_matches_what_the_rule_matches(name):
     rule = BY_NAME[name]
     read = RewriteRule.from_json(rule.to_json())
-    for instance in (*rule.instances, *rule.near_misses):
-        mod = tvm.IRModule({"main": instance_function(rule, instance)})
+    sampler = Sampler(rule)
+    misses = islice((miss for miss, _ in sampler.near_misses(50)), 2)
+    for sample in (*islice(sampler.samples(5000), 3), *misses):
+        mod = tvm.IRModule({"main": instance_function(rule, sample.instance, sample.dtype)})
         expected, found = (GraphState.from_module(mod, RuleSet((r,), LANES)).sites for r in (rule, read))
         assert found == expected
 

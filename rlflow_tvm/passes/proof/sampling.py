@@ -15,13 +15,14 @@ import numpy as np
 from tvm import relax
 
 from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.passes.instance import Instance
 from rlflow_tvm.passes.matcher import RuleSet
 from rlflow_tvm.passes.ops import CLASSES, OPERATORS, REQUIRED
 from rlflow_tvm.passes.proof.domains import Domain, Shape, Shapes, Tensor, shape_of
 from rlflow_tvm.passes.proof.draw import Dice, draw_attributes, draw_operands
 from rlflow_tvm.passes.proof.meaning import NOT_FOR_INTEGERS, meaning, number
 from rlflow_tvm.passes.proof.windows import Unfit
-from rlflow_tvm.passes.rule import Instance, RewriteRule
+from rlflow_tvm.passes.rule import RewriteRule
 from rlflow_tvm.passes.term import Apply, Item, Number, Term, Var, subterms
 
 LANES = 4
@@ -112,23 +113,35 @@ class Sampler:
                 seen.add(told)
                 yield sample
 
+    def near_misses(self, attempts: int) -> Iterator[tuple[Sample, str]]:
+        """Legal graphs of the left side outside the rule's conditions, each with the first condition that fails."""
+        for _ in range(attempts):
+            draw = self._draw({name for name in sorted(self._weights) if self._rng.random() < 0.7})
+            if draw is not None and draw.sample() is None and draw.failed:
+                yield draw.near_miss(), draw.failed
+
     def attempt(self) -> Sample | None:
         """One draw; None where it is no legal graph, or none that the rule's conditions hold for."""
+        draw = self._draw(self._weights)
+        return None if draw is None else draw.sample()
+
+    def _draw(self, weights: set[str]) -> _Draw | None:
         dtype = INTEGER if self._integers and self._rng.random() < _INTEGERS else FLOAT
-        draw = _Draw(Dice(self._rng), dtype, self.rule, frozenset(self._weights))
+        draw = _Draw(Dice(self._rng), dtype, self.rule, frozenset(weights))
         try:
             draw.left()
         except (Unfit, RewriteError, IndexError):
             return None
-        return draw.sample()
+        return draw
 
 
 class _Draw:
-    """One attempt."""
+    """One attempt. `failed`: the condition that did not hold."""
 
     def __init__(self, dice: Dice, dtype: str, rule: RewriteRule, weights: frozenset[str]) -> None:
         self._dice, self._dtype, self._rule, self._weights = dice, dtype, rule, weights
         self._domain = Shapes(dtype)
+        self.failed = ""
         self._tensors: dict[str, Tensor] = {}
         self._attributes: dict[str, Any] = {}
         self._env: dict[str, Any] = {"lanes": LANES, "block": RuleSet((), LANES).block, "same": relax.Var.same_as,
@@ -150,14 +163,19 @@ class _Draw:
             for condition in self._rule.conditions:
                 asked = str(condition)
                 if not condition.value(env):
+                    self.failed = asked
                     return None
         except (IndexError, TypeError, ZeroDivisionError) as error:
             raise CannotDecide(f"{asked} cannot be evaluated ({error}) for {self._told()}") from error
-        instance = Instance(
-            {name: shape_of(x) for name, x in self._tensors.items()}, self._attributes,
-            tuple(name for name in self._tensors if name in self._weights),
-        )  # fmt: skip
-        return Sample(self._rule, instance, self._dtype, env)
+        return Sample(self._rule, self._instance(), self._dtype, env)
+
+    def near_miss(self) -> Sample:
+        """What was drawn, whether or not the conditions hold; without `where` attributes."""
+        return Sample(self._rule, self._instance(), self._dtype, dict(self._env))
+
+    def _instance(self) -> Instance:
+        weights = tuple(name for name in self._tensors if name in self._weights)
+        return Instance({name: shape_of(x) for name, x in self._tensors.items()}, self._attributes, weights)
 
     def _told(self) -> str:
         return "; ".join(f"{name}: {list(shape_of(x))}" for name, x in self._tensors.items())
