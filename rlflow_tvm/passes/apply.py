@@ -14,7 +14,7 @@ from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.match import Match
 from rlflow_tvm.passes.ops import CLASSES, OPERATORS
-from rlflow_tvm.passes.term import Apply, Item, Number, Term, Var
+from rlflow_tvm.passes.term import Apply, Item, Number, Scalar, Term, Var
 
 
 def apply_match(graph: Graph, match: Match, parameters: Mapping[str, Any]) -> Graph:
@@ -65,6 +65,8 @@ class _Builder:
             return self._env[term.name]
         if isinstance(term, Number):
             return relax.const(term.value, self._dtype)
+        if isinstance(term, Scalar):
+            return relax.const(float(term.attribute.value(self._env)), self._dtype)
         if isinstance(term, Item):
             return self._emit(relax.TupleGetItem(self.build(term.term), term.index))
         return self._emit(self._call(term, [self.build(arg) for arg in term.args]))

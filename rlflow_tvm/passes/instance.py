@@ -10,7 +10,7 @@ from tvm import relax
 
 from rlflow_tvm.passes.ops import CLASSES, OPERATORS
 from rlflow_tvm.passes.rule import RewriteRule
-from rlflow_tvm.passes.term import Apply, Item, Number, Term, Var
+from rlflow_tvm.passes.term import Apply, Item, Number, Scalar, Term, Var
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,13 @@ class Instance:
 
     `shapes` gives every tensor variable its shape, `attributes` every attribute variable its value (a `**rest`
     variable a dictionary, a class member `f` an operator name with its attributes); `weights` are the variables that
-    are weights rather than inputs.
+    are weights rather than inputs; `indices` are those that hold positions, below the extent that is given.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     weights: tuple[str, ...] = ()
+    indices: Mapping[str, int] = field(default_factory=dict)
 
 
 def instance_function(rule: RewriteRule, instance: Instance, dtype: str = "float32") -> relax.Function:
@@ -34,7 +35,8 @@ def instance_function(rule: RewriteRule, instance: Instance, dtype: str = "float
     """
     names = [n for n in instance.shapes if n not in instance.weights] + list(instance.weights)
     env: dict[str, Any] = dict(instance.attributes)
-    params = [relax.Var(name, relax.TensorType(instance.shapes[name], dtype)) for name in names]
+    types = {name: "int64" if name in instance.indices else dtype for name in names}
+    params = [relax.Var(name, relax.TensorType(instance.shapes[name], types[name])) for name in names]
     env.update({param.name: param for param in params})
     builder = relax.BlockBuilder()
     with builder.function("main", params):
@@ -52,6 +54,8 @@ def _emit(builder: relax.BlockBuilder, term: Term, env: Mapping[str, Any], dtype
         return env[term.name]
     if isinstance(term, Number):
         return relax.const(term.value, dtype)
+    if isinstance(term, Scalar):
+        return relax.const(float(term.attribute.value(env)), dtype)
     if isinstance(term, Item):
         return builder.emit(relax.TupleGetItem(_emit(builder, term.term, env, dtype), term.index))
     assert isinstance(term, Apply)

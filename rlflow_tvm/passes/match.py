@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax import dpl
@@ -17,7 +18,7 @@ from rlflow_tvm.passes.attribute import shape
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.ops import CLASSES, COMMUTATIVE, OPERATORS, Operator
 from rlflow_tvm.passes.rule import RewriteRule
-from rlflow_tvm.passes.term import Apply, Item, Number, Term, Var
+from rlflow_tvm.passes.term import Apply, Item, Number, Scalar, Term, Var
 
 
 class Mismatch(Exception):
@@ -70,7 +71,7 @@ def pattern_of(term: Term) -> dpl.DFPattern:
 def _pattern(term: Term) -> dpl.DFPattern:
     # Equal subterms get patterns of their own: one pattern object would only match one and the same expression,
     # while two calls that compute the same thing match here too.
-    if isinstance(term, Var | Number):
+    if isinstance(term, Var | Number | Scalar):
         return dpl.wildcard()
     if isinstance(term, Item):
         return dpl.is_tuple_get_item(_pattern(term.term), term.index)
@@ -135,8 +136,11 @@ def unify(term: Term, expr: relax.Expr, graph: Graph, env: dict[str, Any], match
         bind(term.name, expr, env, expr)
         return
     if isinstance(term, Number):
-        if not isinstance(expr, tvm.ir.GenericConst) or float(expr.value.numpy().reshape(-1)[0]) != term.value:
+        if _scalar(expr) != np.float32(term.value):
             raise Mismatch(f"the constant {term.value} is needed", expr)
+        return
+    if isinstance(term, Scalar):
+        _unify_scalar(term, expr, env)
         return
     node = graph.node(expr)
     if node is None:
@@ -155,6 +159,23 @@ def unify(term: Term, expr: relax.Expr, graph: Graph, env: dict[str, Any], match
     for arg, operand in zip(term.args, operands, strict=True):
         unify(arg, operand, graph, env, matched)
     _unify_attributes(term, operator, attributes, env, expr)
+
+
+def _scalar(expr: relax.Expr) -> float | None:
+    """The value of a constant without axes, None for anything else."""
+    if not isinstance(expr, tvm.ir.GenericConst) or shape(expr) != ():
+        return None
+    return float(expr.value.numpy())
+
+
+def _unify_scalar(term: Scalar, expr: relax.Expr, env: dict[str, Any]) -> None:
+    value, variable = _scalar(expr), term.attribute.variable
+    if value is None:
+        raise Mismatch("a scalar constant is needed", expr)
+    if variable is not None and variable not in env:
+        env[variable] = value
+    elif (expected := term.attribute.value(env)) != value:
+        raise Mismatch(f"the constant {expected} is needed, not {value}", expr)
 
 
 def _read(term: Apply, node: Node) -> tuple[Operator, dict[str, Any]]:

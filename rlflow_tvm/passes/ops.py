@@ -92,6 +92,24 @@ def _read_permute(call: relax.Call) -> dict[str, Any]:
     return {"axes": tuple(reversed(range(rank))) if axes is None else tuple(int(a) % rank for a in axes)}
 
 
+def _read_expand(call: relax.Call) -> dict[str, Any]:
+    rank = len(call.ty.shape.values)
+    return {"axis": tuple(int(axis) % rank for axis in call.attrs.axis)}
+
+
+def _read_squeeze(call: relax.Call) -> dict[str, Any]:
+    extents = call.args[0].ty.shape.values
+    axes = call.attrs.axis
+    units = [axis for axis, extent in enumerate(extents) if int(extent) == 1]
+    return {"axis": tuple(units) if axes is None else tuple(int(axis) % len(extents) for axis in axes)}
+
+
+def _read_take(call: relax.Call) -> dict[str, Any] | None:
+    if call.attrs.axis is None or not isinstance(call.args[1].ty, relax.TensorType):
+        return None
+    return {"axis": int(call.attrs.axis) % len(call.args[0].ty.shape.values), "mode": str(call.attrs.mode)}
+
+
 def _read_split(call: relax.Call) -> dict[str, Any] | None:
     indices = plain(call.attrs.indices_or_sections)
     axis, shape = int(call.attrs.axis), call.args[0].ty.shape.values
@@ -157,12 +175,13 @@ def _elementwise(arity: int, **builders: Builder) -> list[Operator]:
 
 _ALL = [
     *_elementwise(2, add=rx.add, subtract=rx.subtract, multiply=rx.multiply, divide=rx.divide,
-                  maximum=rx.maximum, minimum=rx.minimum),
+                  maximum=rx.maximum, minimum=rx.minimum, power=rx.power),
     *_elementwise(1, tanh=rx.tanh, sigmoid=rx.sigmoid, exp=rx.exp, erf=rx.erf, sqrt=rx.sqrt, rsqrt=rx.rsqrt,
                   negative=rx.negative, abs=rx.abs),
     Operator("relu", "relax.nn.relu", rx.nn.relu),
     Operator("gelu", "relax.nn.gelu", rx.nn.gelu),
     Operator("silu", "relax.nn.silu", rx.nn.silu),
+    Operator("gelu_tanh", "relax.nn.gelu_tanh", rx.nn.gelu_tanh),
     Operator("leaky_relu", "relax.nn.leakyrelu", rx.nn.leakyrelu, attributes=dict(alpha=REQUIRED)),
     Operator("matmul", "relax.matmul", rx.matmul, 2, dict(out_dtype=None)),
     Operator("conv2d", "relax.nn.conv2d", rx.nn.conv2d, 2, _CONV),
@@ -172,9 +191,20 @@ _ALL = [
              attributes=dict(output_size=REQUIRED, layout="NCHW", out_layout="NCHW")),
     Operator("mean", "relax.mean", rx.mean, attributes=_REDUCE),
     Operator("sum", "relax.sum", rx.sum, attributes=_REDUCE),
+    Operator("max", "relax.max", rx.max, attributes=_REDUCE),
+    Operator("min", "relax.min", rx.min, attributes=_REDUCE),
+    Operator("layer_norm", "relax.nn.layer_norm", rx.nn.layer_norm, 3,
+             dict(axes=REQUIRED, epsilon=REQUIRED, center=True, scale=True)),
+    Operator("rms_norm", "relax.nn.rms_norm", rx.nn.rms_norm, 2, dict(axes=REQUIRED, epsilon=REQUIRED)),
     Operator("softmax", "relax.nn.softmax", rx.nn.softmax, attributes=dict(axis=-1)),
     Operator("pad", "relax.nn.pad", rx.nn.pad, attributes=dict(pad_width=REQUIRED, pad_mode="constant", pad_value=0.0)),
     Operator("reshape", "relax.reshape", rx.reshape, attributes=dict(shape=REQUIRED), read=_read_shape, extra=1),
+    Operator("broadcast_to", "relax.broadcast_to", rx.broadcast_to, attributes=dict(shape=REQUIRED), read=_read_shape,
+             extra=1),
+    Operator("expand_dims", "relax.expand_dims", rx.expand_dims, attributes=dict(axis=REQUIRED), read=_read_expand),
+    Operator("squeeze", "relax.squeeze", rx.squeeze, attributes=dict(axis=REQUIRED), read=_read_squeeze),
+    Operator("take", "relax.take", lambda data, indices, axis, mode: rx.take(data, indices, axis, mode), 2,
+             dict(axis=REQUIRED, mode="fast"), _read_take),
     Operator("permute_dims", "relax.permute_dims", rx.permute_dims, attributes=dict(axes=REQUIRED), read=_read_permute),
     Operator("split", "relax.split", lambda data, at, axis: rx.split(data, list(at), axis),
              attributes=dict(at=REQUIRED, axis=REQUIRED), read=_read_split),
@@ -190,6 +220,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "Unary": (
         "relu",
         "gelu",
+        "gelu_tanh",
         "silu",
         "leaky_relu",
         "tanh",
@@ -201,8 +232,9 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "negative",
         "abs",
     ),
-    "Binary": ("add", "subtract", "multiply", "divide", "maximum", "minimum"),
+    "Binary": ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power"),
     "Linear": ("add", "subtract"),
+    "Reduction": ("mean", "sum", "max", "min"),
     "Commutative": ("add", "multiply", "maximum", "minimum"),
 }
 COMMUTATIVE = frozenset({"Commutative", *CLASSES["Commutative"]})

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes.attribute import FUNCTIONS, Attribute
-from rlflow_tvm.passes.term import Apply, Equation, Item, Term, Var, depth, parse_equation, subterms
+from rlflow_tvm.passes.term import Apply, Equation, Item, Scalar, Term, Var, depth, parse_equation, subterms
 
 PARAMETERS = ("lanes", "block", "is_weight", "same")
 """What attribute expressions may use besides a rule's own variables (see `matcher.RuleSet.parameters`)."""
@@ -48,6 +48,9 @@ class RewriteRule:
             for side in (self.equation.left, self.equation.right)
         )
         bound = self.tensors(self.equation.left)
+        scalars = [[t for term in side for t in subterms(term) if isinstance(t, Scalar)]
+                   for side in (self.equation.left, self.equation.right)]  # fmt: skip
+        bound.update(scalar.attribute.variable for scalar in scalars[0] if scalar.attribute.variable is not None)
         for apply in left:
             bound.update(name for name in (apply.rest, apply.member) if name is not None)
             bound.update(a.variable for _, a in apply.attributes if a.variable is not None)
@@ -60,6 +63,8 @@ class RewriteRule:
         for name, value in self.equation.lets:
             value.check(bound)
             bound.add(name)
+        for scalar in (*scalars[0], *scalars[1]):
+            scalar.attribute.check(bound)
         for apply in (*left, *right):
             for _, attribute in apply.attributes:
                 attribute.check(bound)

@@ -7,8 +7,8 @@ A rule is written as an equation in a small subset of Python's expression syntax
     Unary[f](unpack(x)) => unpack(Unary[f](x))
 
 Lower-case heads are operators of `ops.OPERATORS`, `Unary[f]` is any operator of a class, remembered as `f`;
-bare names are variables; keyword arguments are attributes (literals, variables or expressions, see `attribute.py`),
-`**k` stands for all attributes that are not named. `s[0]` takes an item of a tuple.
+bare names are variables, `1.0` and `number(e)` scalar constants; keyword arguments are attributes (literals, variables
+or expressions, see `attribute.py`), `**k` stands for all attributes that are not named. `s[0]` takes an item of a tuple.
 """
 
 from __future__ import annotations
@@ -43,6 +43,16 @@ class Number:
 
 
 @dataclass(frozen=True)
+class Scalar:
+    """A scalar constant whose value is an attribute: `number(e)` binds `e` on the left, is computed on the right."""
+
+    attribute: Attribute
+
+    def __str__(self) -> str:
+        return f"number({self.attribute})"
+
+
+@dataclass(frozen=True)
 class Item:
     """One item of a tuple-valued term."""
 
@@ -74,7 +84,7 @@ class Apply:
         return f"{head}({', '.join(parts)})"
 
 
-Term = Var | Number | Item | Apply
+Term = Var | Number | Scalar | Item | Apply
 
 
 @dataclass(frozen=True)
@@ -160,6 +170,10 @@ def _term(tree: ast.expr, named: dict[str, Term], rule: str) -> Term:
         return Number(float(tree.value))
     if isinstance(tree, ast.Subscript) and isinstance(tree.slice, ast.Constant) and isinstance(tree.slice.value, int):
         return Item(_term(tree.value, named, rule), tree.slice.value)
+    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "number":
+        if len(tree.args) != 1 or tree.keywords:
+            raise RewriteError(f"rule text {rule!r}: {ast.unparse(tree)}: number takes one attribute expression")
+        return Scalar(Attribute(ast.unparse(tree.args[0])))
     if isinstance(tree, ast.Call):
         head, member = _head(tree.func, rule)
         attributes = tuple((k.arg, Attribute(ast.unparse(k.value))) for k in tree.keywords if k.arg is not None)

@@ -232,7 +232,7 @@ def _some(rule: RewriteRule, seed: int) -> Iterator[Sample]:
 def _degree(sample: Sample) -> int:
     """Degree of the numerator of left minus right."""
     domain, equation = Degrees(), sample.rule.equation
-    tensors = {name: domain.draw(shape) for name, shape in sample.instance.shapes.items()}
+    tensors = drawn_tensors(sample, domain, np.random.default_rng(0))
     first = next(iter(tensors.values()))
     worst = 0
     for a, b in zip(equation.left, equation.right, strict=True):

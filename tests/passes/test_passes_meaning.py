@@ -17,12 +17,12 @@ from rlflow_tvm.passes.instance import instance_function
 from rlflow_tvm.passes.ops import OPERATORS
 from rlflow_tvm.passes.proof.domains import Shape, Tensor
 from rlflow_tvm.passes.proof.meaning import MEANINGS, meaning
-from rlflow_tvm.passes.proof.sampling import FLOAT, Sample, Sampler
+from rlflow_tvm.passes.proof.sampling import FLOAT, Sample, Sampler, drawn_tensors
 from rlflow_tvm.passes.rule import RewriteRule
 
 CASES = 8
 TOLERANCE = 1e-5
-FUNCTIONS = {"erf": erf, "sqrt": np.sqrt}
+FUNCTIONS = {"erf": erf, "sqrt": np.sqrt, "power": np.power}
 
 
 class Floats:
@@ -54,8 +54,8 @@ class Floats:
     def exp(self, x: Tensor) -> Tensor:
         return (np.asarray(np.exp(x[0])),)
 
-    def function(self, name: str, x: Tensor) -> Tensor:
-        return (np.asarray(FUNCTIONS[name](x[0])),)
+    def function(self, name: str, *xs: Tensor) -> Tensor:
+        return (np.asarray(FUNCTIONS[name](*(x[0] for x in xs))),)
 
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         return x
@@ -87,13 +87,21 @@ def cases_of(name: str) -> list[Case]:
         if sample.dtype != FLOAT or wide:
             continue
         domain = Floats()
-        tensors: dict[str, Any] = {n: domain.draw(shape, rng) for n, shape in sample.instance.shapes.items()}
-        if name in ("sqrt", "rsqrt"):
+        tensors: dict[str, Any] = drawn_tensors(sample, domain, rng)
+        if name in ("sqrt", "rsqrt", "power"):
             tensors = {n: (np.abs(x[0]),) for n, x in tensors.items()}
         result = meaning(name, domain, list(tensors.values()), sample.instance.attributes.get("k", {}))
         expected = [part[0] for part in ([result[1]] if name == "split" else [result])]
         function = instance_function(sample.rule, sample.instance)
-        found.append(Case(name, sample, function, [x[0].astype(FLOAT) for x in tensors.values()], expected))
+        found.append(
+            Case(
+                name,
+                sample,
+                function,
+                [x[0] if x[0].dtype == np.int64 else x[0].astype(FLOAT) for x in tensors.values()],
+                expected,
+            )
+        )
         if len(found) == CASES:
             break
     return found

@@ -56,8 +56,8 @@ class Domain(Protocol):
 
     def exp(self, x: Tensor) -> Tensor: ...
 
-    def function(self, name: str, x: Tensor) -> Tensor:
-        """A function of which nothing is known but that it is one: random values, the same for the same argument."""
+    def function(self, name: str, *xs: Tensor) -> Tensor:
+        """A function of which nothing is known but that it is one: random values, the same for the same arguments."""
         ...
 
     def cast(self, x: Tensor, dtype: str) -> Tensor: ...
@@ -140,8 +140,10 @@ class PrimeFields:
         first = _power(np.array(_GENERATOR), x[1], P)
         return first, (_mixed(first, _key(self._seed, "exponent")) % np.uint64(Q)).astype(np.int64)
 
-    def function(self, name: str, x: Tensor) -> Tensor:
-        mixed = _mixed(_mixed(x[0], _key(self._seed, name)), 1)
+    def function(self, name: str, *xs: Tensor) -> Tensor:
+        mixed = _mixed(np.zeros((), np.int64), _key(self._seed, name))
+        for x in xs:
+            mixed = _mixed(mixed ^ x[0].astype(np.uint64), 1)
         return (mixed % np.uint64(P)).astype(np.int64), (_mixed(mixed, 2) % np.uint64(Q)).astype(np.int64)
 
     def cast(self, x: Tensor, dtype: str) -> Tensor:
@@ -187,11 +189,11 @@ class Rationals:
     def exp(self, x: Tensor) -> Tensor:
         return self.function("exp", x)
 
-    def function(self, name: str, x: Tensor) -> Tensor:
-        def value(argument: Fraction | int) -> int:
-            return 1 + _key(self._seed, name, str(argument)) % self._extent
+    def function(self, name: str, *xs: Tensor) -> Tensor:
+        def value(*arguments: Fraction | int) -> int:
+            return 1 + _key(self._seed, name, *map(str, arguments)) % self._extent
 
-        return (_object(np.frompyfunc(value, 1, 1)(x[0])),)
+        return (_object(np.frompyfunc(value, len(xs), 1)(*(x[0] for x in xs))),)
 
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         return x
@@ -248,7 +250,7 @@ class MachineIntegers:
     def exp(self, x: Tensor) -> Tensor:
         raise Undefined("exp is not for integers")
 
-    def function(self, name: str, x: Tensor) -> Tensor:
+    def function(self, name: str, *xs: Tensor) -> Tensor:
         raise Undefined(f"{name} is not for integers")
 
     def cast(self, x: Tensor, dtype: str) -> Tensor:
@@ -280,8 +282,8 @@ class Shapes:
     def exp(self, x: Tensor) -> Tensor:
         return x
 
-    def function(self, name: str, x: Tensor) -> Tensor:
-        return x
+    def function(self, name: str, *xs: Tensor) -> Tensor:
+        return self.draw(np.broadcast_shapes(*(shape_of(x) for x in xs)))
 
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         return (x[0].astype(dtype),)
@@ -318,8 +320,8 @@ class Degrees:
     def exp(self, x: Tensor) -> Tensor:
         return x
 
-    def function(self, name: str, x: Tensor) -> Tensor:
-        return self.draw(shape_of(x))
+    def function(self, name: str, *xs: Tensor) -> Tensor:
+        return self.draw(np.broadcast_shapes(*(shape_of(x) for x in xs)))
 
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         return x

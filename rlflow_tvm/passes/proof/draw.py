@@ -192,10 +192,35 @@ def _unpacked(dice: Dice, known: Known, given: Given) -> list[Shape]:
     return [(*dice.shape(4), given.get("block", dice.pick(BLOCKS))) if x is None else x]
 
 
+def _normed(dice: Dice, known: Known, given: Given) -> list[Shape]:
+    x = known[0]
+    if x is None:
+        weight = next((shape for shape in known[1:] if shape is not None), None)
+        x = dice.shape(least=1) if weight is None else (*dice.shape(int(dice.pick([0, 1, 1, 2]))), *weight)
+    count = len(given["axes"]) if "axes" in given else 1 if dice.chance(0.8) else 2
+    return [x, *(x[len(x) - count :] if shape is None else shape for shape in known[1:])]
+
+
+def _taken(dice: Dice, known: Known, given: Given) -> list[Shape]:
+    x, indices = known
+    return [dice.shape(least=1) if x is None else x,
+            dice.shape(int(dice.pick([0, 0, 1, 1, 2]))) if indices is None else indices]  # fmt: skip
+
+
+def _with_units(dice: Dice, known: Known, given: Given) -> list[Shape]:
+    (x,) = known
+    return [tuple(1 if dice.chance(0.4) else e for e in dice.shape()) if x is None else x]
+
+
 _OPERANDS: dict[str, Callable[[Dice, Known, Given], list[Shape]]] = {
-    **dict.fromkeys(("add", "subtract", "multiply", "divide", "maximum", "minimum"), _broadcast),
-    **dict.fromkeys(("softmax", "mean", "sum", "split"), _anything(1)),
+    **dict.fromkeys(("add", "subtract", "multiply", "divide", "maximum", "minimum", "power"), _broadcast),
+    **dict.fromkeys(("softmax", "mean", "sum", "max", "min", "split"), _anything(1)),
     **dict.fromkeys(("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"), _pooled),
+    "layer_norm": _normed,
+    "rms_norm": _normed,
+    "take": _taken,
+    "squeeze": _with_units,
+    "broadcast_to": _with_units,
     "matmul": _matmul,
     "conv2d": _conv,
     "concat": _concat,
@@ -277,15 +302,34 @@ def draw_attributes(name: str, dice: Dice, shapes: list[Shape], given: Given, dt
     """Values of all attributes of a call on operands of these shapes; those `given` stay. `Unfit` where none fit."""
     x = shapes[0]
     drawn: dict[str, Any] = {}
-    if not x and name in ("mean", "sum", "softmax", "split", "concat"):
+    if not x and name in ("mean", "sum", "max", "min", "softmax", "split", "concat", "take"):
         raise Unfit("a scalar has no axis")
     if name in ("max_pool2d", "avg_pool2d", "conv2d"):
         drawn = {**_window(dice, name, shapes), **_layouts(dice, name, shapes, given)}
     elif name == "adaptive_avg_pool2d":
         size = (1, 1) if dice.chance(0.5) else tuple(int(dice.rng.integers(1, e + 1)) for e in x[2:4])
         drawn = {**_layouts(dice, name, shapes, given), "output_size": size}
-    elif name in ("mean", "sum"):
+    elif name in ("mean", "sum", "max", "min"):
         drawn = {"axis": _axes_attribute(dice, x), "keepdims": dice.chance(0.5)}
+    elif name in ("layer_norm", "rms_norm"):
+        count = len(shapes[1])
+        axes = tuple(range(len(x) - count, len(x)))
+        drawn = {"axes": tuple(a - len(x) for a in axes) if dice.chance(0.5) else axes}
+        drawn["epsilon"] = float(dice.pick([2.0**-17, 0.5, 1.0]))
+        if name == "layer_norm":
+            drawn.update(center=True, scale=True)
+    elif name == "take":
+        drawn = {"axis": int(dice.rng.integers(len(x))), "mode": dice.pick(["fast", "wrap", "clip"])}
+    elif name == "broadcast_to":
+        more = dice.shape(int(dice.pick([0, 0, 1, 2])))
+        drawn = {"shape": (*more, *(dice.extent() if e == 1 else e for e in x))}
+    elif name == "expand_dims":
+        count = int(dice.pick([1, 1, 2]))
+        drawn = {"axis": tuple(sorted(dice.permutation(len(x) + count)[:count]))}
+    elif name == "squeeze":
+        units = [axis for axis, e in enumerate(x) if e == 1]
+        kept = tuple(axis for axis in units if dice.chance(0.7)) or tuple(units[:1])
+        drawn = {"axis": kept}
     elif name == "softmax":
         axis = len(x) - 1 if dice.chance(0.6) else int(dice.rng.integers(len(x)))
         drawn = {"axis": dice.signed(axis, len(x))}

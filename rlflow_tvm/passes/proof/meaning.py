@@ -17,6 +17,7 @@ from rlflow_tvm.passes.proof.windows import (
     avg_pool2d,
     conv2d,
     join_channels,
+    largest,
     max_pool2d,
     split_channels,
 )
@@ -25,7 +26,10 @@ Attributes = Mapping[str, Any]
 Meaning = Callable[[Domain, list[Tensor], Attributes], Any]
 """(domain, operands, all attributes) -> a tensor, or a tuple of tensors where the operator gives several."""
 
-_ROOT_HALF = Fraction(0.7071067811865476)
+ROOT_TWO = Fraction(1.4142135381698608)
+"""The square root of 2 as a float32 holds it, which stands for it; exact arithmetic has none."""
+_NAMED = ((2.0**0.5, ROOT_TWO), (0.5**0.5, 1 / ROOT_TWO))
+_CLOSE = 1e-6  # what single precision does not tell from a named number is that number
 
 
 def _axis(axis: int, rank: int) -> int:
@@ -43,6 +47,8 @@ def _axes(axes: Any, rank: int) -> tuple[int, ...]:
 
 
 def number(domain: Domain, value: float | Fraction, like: Tensor) -> Tensor:
+    if isinstance(value, float):
+        value = next((exact for near, exact in _NAMED if abs(value - near) < _CLOSE), Fraction(value))
     return domain.constant(Fraction(value), like)
 
 
@@ -65,9 +71,16 @@ def _tanh(domain: Domain, x: Tensor) -> Tensor:
 
 
 def _gelu(domain: Domain, x: Tensor) -> Tensor:
-    erf = domain.function("erf", domain.multiply(x, number(domain, _ROOT_HALF, x)))
+    erf = domain.function("erf", domain.divide(x, number(domain, ROOT_TWO, x)))
     half = domain.multiply(x, number(domain, Fraction(1, 2), x))
     return domain.multiply(half, domain.add(erf, number(domain, 1, x)))
+
+
+def _gelu_tanh(domain: Domain, x: Tensor) -> Tensor:
+    cubed = domain.multiply(number(domain, 0.044715, x), domain.multiply(x, domain.multiply(x, x)))
+    tanh = _tanh(domain, domain.multiply(number(domain, (2 / np.pi) ** 0.5, x), domain.add(x, cubed)))
+    half = domain.multiply(x, number(domain, Fraction(1, 2), x))
+    return domain.multiply(half, domain.add(tanh, number(domain, 1, x)))
 
 
 def _relu(domain: Domain, x: Tensor) -> Tensor:
@@ -83,6 +96,7 @@ def _leaky_relu(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor
 UNARY: dict[str, Callable[[Domain, Tensor], Tensor]] = {
     "relu": _relu,
     "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
     "silu": lambda domain, x: domain.multiply(x, _sigmoid(domain, x)),
     "tanh": _tanh,
     "sigmoid": _sigmoid,
@@ -94,11 +108,13 @@ UNARY: dict[str, Callable[[Domain, Tensor], Tensor]] = {
     "abs": lambda domain, x: domain.maximum(x, negative(domain, x)),
 }
 
+
 BINARY: dict[str, Callable[[Domain, Tensor, Tensor], Tensor]] = {
     "add": lambda domain, a, b: domain.add(a, b),
     "subtract": lambda domain, a, b: domain.add(a, negative(domain, b)),
     "multiply": lambda domain, a, b: domain.multiply(a, b),
     "divide": lambda domain, a, b: domain.divide(a, b),
+    "power": lambda domain, a, b: domain.function("power", a, b),
     "maximum": lambda domain, a, b: domain.maximum(a, b),
     "minimum": lambda domain, a, b: negative(domain, domain.maximum(negative(domain, a), negative(domain, b))),
 }
@@ -143,21 +159,95 @@ def matmul(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
     return each(lambda plane: np.asarray(plane.squeeze(dropped)), y) if dropped else y
 
 
-def _with_axes(plane: Plane, axes: tuple[int, ...]) -> Plane:
-    return np.expand_dims(plane, axes)
-
-
 def reduce_sum(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
     (x,) = operands
     axes = _axes(k["axis"], len(shape_of(x)))
     total = domain.total(x, axes) if axes else x
-    return each(lambda plane: _with_axes(plane, tuple(sorted(axes))), total) if k["keepdims"] else total
+    return each(lambda plane: np.expand_dims(plane, tuple(sorted(axes))), total) if k["keepdims"] else total
 
 
 def reduce_mean(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
     total = reduce_sum(domain, operands, k)
     count = prod(shape_of(operands[0])[axis] for axis in _axes(k["axis"], len(shape_of(operands[0]))))
     return domain.divide(total, number(domain, count, total))
+
+
+def _extreme(sign: int) -> Meaning:
+    def meaning(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
+        x = operands[0] if sign > 0 else negative(domain, operands[0])
+        axes = _axes(k["axis"], len(shape_of(x)))
+        found = largest(domain, x, axes) if axes else x
+        found = found if sign > 0 else negative(domain, found)
+        return each(lambda plane: np.expand_dims(plane, tuple(sorted(axes))), found) if k["keepdims"] else found
+
+    return meaning
+
+
+def _normalised(domain: Domain, x: Tensor, k: Attributes) -> Tensor:
+    """`x` over the root of its mean square over the axes."""
+    over = {"axis": k["axes"], "keepdims": True}
+    power = domain.add(reduce_mean(domain, [domain.multiply(x, x)], over), number(domain, Fraction(k["epsilon"]), x))
+    return domain.divide(x, domain.function("sqrt", power))
+
+
+def _affine(x: Tensor, weight: Tensor, axes: tuple[int, ...]) -> None:
+    if shape_of(weight) != tuple(shape_of(x)[axis] for axis in axes) or list(axes) != sorted(axes):
+        raise Unfit(f"{shape_of(weight)} does not scale the axes {axes} of {shape_of(x)}")
+    if axes != tuple(range(len(shape_of(x)) - len(axes), len(shape_of(x)))) or not axes:
+        raise Unfit("only the last axes are normalised")
+    if x[0].dtype != weight[0].dtype:
+        raise Unfit("operands of several types")
+
+
+def layer_norm(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
+    x, scale, shift = operands
+    if not (k["center"] and k["scale"]):
+        raise Unfit("TVM scales and shifts in any case")
+    axes = _axes(k["axes"], len(shape_of(x)))
+    _affine(x, scale, axes)
+    _affine(x, shift, axes)
+    mean = reduce_mean(domain, [x], {"axis": k["axes"], "keepdims": True})
+    centred = domain.add(x, negative(domain, mean))
+    return domain.add(domain.multiply(_normalised(domain, centred, k), scale), shift)
+
+
+def rms_norm(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
+    x, scale = operands
+    _affine(x, scale, _axes(k["axes"], len(shape_of(x))))
+    return domain.multiply(_normalised(domain, x, k), scale)
+
+
+def take(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
+    x, indices = operands
+    axis = _axis(k["axis"], len(shape_of(x)))
+    if indices[0].dtype != np.int64:
+        raise Unfit(f"{indices[0].dtype} are no positions")
+    return each(lambda plane: np.asarray(plane.take(indices[0], axis)), x)
+
+
+def broadcast_to(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
+    (x,), shape = operands, k["shape"]
+    try:
+        fits = np.broadcast_shapes(shape_of(x), shape) == tuple(shape)
+    except ValueError:
+        fits = False
+    if not fits:
+        raise Unfit(f"{shape_of(x)} to {shape}")
+    return each(lambda plane: np.broadcast_to(plane, shape), x)
+
+
+def expand_dims(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
+    (x,) = operands
+    axes = _axes(k["axis"], len(shape_of(x)) + len(k["axis"]))
+    return each(lambda plane: np.expand_dims(plane, axes), x)
+
+
+def squeeze(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
+    (x,) = operands
+    axes = _axes(k["axis"], len(shape_of(x)))
+    if any(shape_of(x)[axis] != 1 for axis in axes):
+        raise Unfit(f"{shape_of(x)} without the axes {axes}")
+    return each(lambda plane: np.asarray(plane.squeeze(axes)), x)
 
 
 def softmax(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
@@ -234,6 +324,14 @@ MEANINGS: dict[str, Meaning] = {
     "adaptive_avg_pool2d": adaptive_avg_pool2d,
     "mean": reduce_mean,
     "sum": reduce_sum,
+    "max": _extreme(1),
+    "min": _extreme(-1),
+    "layer_norm": layer_norm,
+    "rms_norm": rms_norm,
+    "take": take,
+    "broadcast_to": broadcast_to,
+    "expand_dims": expand_dims,
+    "squeeze": squeeze,
     "softmax": softmax,
     "pad": pad,
     "reshape": reshape,
@@ -245,15 +343,15 @@ MEANINGS: dict[str, Meaning] = {
     "pack_kernel": _layout(lambda plane, block: split_channels(plane, block, 0)),
 }
 
-ORDERED = frozenset({"relu", "leaky_relu", "abs", "maximum", "minimum", "max_pool2d"})
+ORDERED = frozenset({"relu", "leaky_relu", "abs", "maximum", "minimum", "max_pool2d", "max", "min"})
 """Operators that compare: not for prime fields."""
 
-EXPONENTIAL = frozenset({"exp", "sigmoid", "silu", "tanh", "softmax"})
+EXPONENTIAL = frozenset({"exp", "sigmoid", "silu", "tanh", "gelu_tanh", "softmax"})
 """Operators whose laws only the prime fields know."""
 
 NOT_FOR_INTEGERS = frozenset({
     "gelu", "silu", "tanh", "sigmoid", "exp", "erf", "sqrt", "rsqrt", "divide", "leaky_relu", "mean", "softmax",
-    "avg_pool2d", "adaptive_avg_pool2d",
+    "avg_pool2d", "adaptive_avg_pool2d", "gelu_tanh", "power", "layer_norm", "rms_norm",
 })  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from rlflow_tvm.passes.proof.draw import Dice, draw_attributes, draw_operands
 from rlflow_tvm.passes.proof.meaning import NOT_FOR_INTEGERS, meaning, number
 from rlflow_tvm.passes.proof.windows import Unfit
 from rlflow_tvm.passes.rule import RewriteRule
-from rlflow_tvm.passes.term import Apply, Item, Number, Term, Var, subterms
+from rlflow_tvm.passes.term import Apply, Item, Number, Scalar, Term, Var, subterms
 
 LANES = 4
 """Vector lanes of the samples' target: blocks of 2 and 4 fit into small shapes."""
@@ -31,6 +31,7 @@ LANES = 4
 FLOAT, INTEGER = "float32", "int8"
 _INTEGERS = 0.2  # of the samples, where the left side can be of integers
 _REPEATED = 0.3  # of the variables have the shape of an earlier one
+_NUMBERS = {FLOAT: (0.5, 2.0, -1.0, 0.25, 3.0, 2.0**-17), INTEGER: (2, 3, -1, 7)}
 _NEEDS_WEIGHT = re.compile(r"^is_weight\((\w+)\)$")
 
 
@@ -76,6 +77,8 @@ def evaluate(term: Term, domain: Domain, tensors: dict[str, Tensor], env: dict[s
         return tensors[term.name]
     if isinstance(term, Number):
         return number(domain, term.value, like)
+    if isinstance(term, Scalar):
+        return number(domain, float(term.attribute.value(env)), like)
     if isinstance(term, Item):
         items = evaluate(term.term, domain, tensors, env, like)
         if term.index >= len(items):
@@ -101,6 +104,10 @@ class Sampler:
         self.rule = rule
         self._rng = np.random.default_rng(seed)
         self._weights = {found[1] for text in rule.when if (found := _NEEDS_WEIGHT.match(text))}
+        self._indices = frozenset(
+            t.args[1].name for term in rule.equation.left for t in subterms(term)
+            if isinstance(t, Apply) and t.head == "take" and isinstance(t.args[1], Var)
+        )  # fmt: skip
         heads = [t for term in rule.equation.left for t in subterms(term) if isinstance(t, Apply)]
         self._integers = not any(t.head in NOT_FOR_INTEGERS for t in heads)
 
@@ -127,7 +134,7 @@ class Sampler:
 
     def _draw(self, weights: set[str]) -> _Draw | None:
         dtype = INTEGER if self._integers and self._rng.random() < _INTEGERS else FLOAT
-        draw = _Draw(Dice(self._rng), dtype, self.rule, frozenset(weights))
+        draw = _Draw(Dice(self._rng), dtype, self.rule, frozenset(weights), self._indices)
         try:
             draw.left()
         except (Unfit, RewriteError, IndexError):
@@ -138,8 +145,11 @@ class Sampler:
 class _Draw:
     """One attempt. `failed`: the condition that did not hold."""
 
-    def __init__(self, dice: Dice, dtype: str, rule: RewriteRule, weights: frozenset[str]) -> None:
-        self._dice, self._dtype, self._rule, self._weights = dice, dtype, rule, weights
+    def __init__(
+        self, dice: Dice, dtype: str, rule: RewriteRule, weights: frozenset[str], indices: frozenset[str]
+    ) -> None:
+        self._dice, self._dtype, self._rule, self._weights, self._indices = dice, dtype, rule, weights, indices
+        self._bounds: dict[str, int] = {}  # of positions: the extents that they count along
         self._domain = Shapes(dtype)
         self.failed = ""
         self._tensors: dict[str, Tensor] = {}
@@ -175,7 +185,9 @@ class _Draw:
 
     def _instance(self) -> Instance:
         weights = tuple(name for name in self._tensors if name in self._weights)
-        return Instance({name: shape_of(x) for name, x in self._tensors.items()}, self._attributes, weights)
+        return Instance(
+            {name: shape_of(x) for name, x in self._tensors.items()}, self._attributes, weights, self._bounds
+        )
 
     def _told(self) -> str:
         return "; ".join(f"{name}: {list(shape_of(x))}" for name, x in self._tensors.items())
@@ -183,6 +195,11 @@ class _Draw:
     def _drawn(self, term: Term) -> Any:
         if isinstance(term, Number):
             return number(self._domain, term.value, self._domain.draw(()))
+        if isinstance(term, Scalar):
+            variable = term.attribute.variable
+            if variable is not None and variable not in self._env:
+                self._note(variable, float(self._dice.pick(_NUMBERS[self._dtype])))
+            return number(self._domain, 1, self._domain.draw(()))
         if isinstance(term, Var):
             return self._tensors[term.name]
         if isinstance(term, Item):
@@ -197,6 +214,9 @@ class _Draw:
             attributes = self._known(term)  # now of the operands too
         attributes = draw_attributes(name, self._dice, shapes, attributes, self._dtype)
         self._bind(term, name, attributes)
+        if name == "take" and isinstance(term.args[1], Var) and -len(shapes[0]) <= attributes["axis"] < len(shapes[0]):
+            extent = shapes[0][attributes["axis"]]
+            self._bounds[term.args[1].name] = min(extent, self._bounds.get(term.args[1].name, extent))
         return meaning(name, self._domain, operands, attributes)
 
     def _member(self, term: Apply) -> tuple[str, dict[str, Any]]:
@@ -235,8 +255,9 @@ class _Draw:
             shapes = draw_operands(name, self._dice, known, attributes)
             for arg, open_, shape in zip(term.args, free, shapes, strict=True):
                 if open_ and isinstance(arg, Var) and arg.name not in self._tensors:
-                    self._tensors[arg.name] = self._domain.draw(shape)
-                    self._env[arg.name] = relax.Var(arg.name, relax.TensorType(shape, self._dtype))
+                    dtype = "int64" if arg.name in self._indices else self._dtype
+                    self._tensors[arg.name] = Shapes(dtype).draw(shape)
+                    self._env[arg.name] = relax.Var(arg.name, relax.TensorType(shape, dtype))
         return [self._tensors[arg.name] if isinstance(arg, Var) else x for arg, x in zip(term.args, found, strict=True)]
 
     def _bind(self, term: Apply, name: str, attributes: dict[str, Any]) -> None:
@@ -260,4 +281,10 @@ class _Draw:
 
 def drawn_tensors(sample: Sample, domain: Domain, rng: np.random.Generator) -> dict[str, Tensor]:
     """Random values of the sample's variables."""
-    return {name: domain.draw(shape, rng) for name, shape in sample.instance.shapes.items()}
+    tensors = {}
+    for name, shape in sample.instance.shapes.items():
+        tensors[name] = domain.draw(shape, rng)
+        if name in sample.instance.indices:  # the same in each plane
+            positions = np.asarray(rng.integers(0, sample.instance.indices[name], shape))
+            tensors[name] = tuple(positions for _ in tensors[name])
+    return tensors
