@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import tvm
@@ -78,11 +79,17 @@ def outputs(
     results = relax.Tuple([function.body.body for function in copies])
     main = relax.Function(params, relax.SeqExpr([block], results), results.ty, True)
     main = relax.BlockBuilder().normalize(main).with_attrs({"global_symbol": "main", "num_input": len(params)})
-    mod = Lowering(target).lower(tvm.IRModule({"main": main})).mod
-    executable = tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("default_build"))
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    found = machine["main"](*(tvm.runtime.tensor(array) for arrays in inputs for array in arrays))
+    lowered = Lowering(target).lower(tvm.IRModule({"main": main}))
+    arguments = [tvm.runtime.tensor(array) for arrays in inputs for array in arrays]
+    if lowered.weight_only is not None:  # what rules make of constants alone
+        arguments += flatten(_run(lowered.weight_only, target, []))
+    found = _run(lowered.mod, target, arguments)
     return [[tensor.numpy() for tensor in flatten(result)] for result in found]
+
+
+def _run(mod: tvm.IRModule, target: tvm.target.Target, arguments: list[tvm.runtime.Tensor]) -> Any:
+    executable = tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("default_build"))
+    return relax.VirtualMachine(executable, tvm.cpu())["main"](*arguments)
 
 
 def _error(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> float:

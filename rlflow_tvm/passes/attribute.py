@@ -11,9 +11,11 @@ import math
 import operator
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from tvm import relax
 
 from rlflow_tvm.errors import RewriteError
@@ -110,6 +112,53 @@ def permuted(extents: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]
     return tuple(extents[axis] for axis in axes)
 
 
+def without(extents: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """The extents but for one axis."""
+    axis %= len(extents)
+    return (*extents[:axis], *extents[axis + 1 :])
+
+
+def replaced(extents: tuple[int, ...], axis: int, *others: int) -> tuple[int, ...]:
+    """The extents with `others` in place of one axis."""
+    axis %= len(extents)
+    return (*extents[:axis], *others, *extents[axis + 1 :])
+
+
+def normal(axes: int | tuple[int, ...] | None, rank: int) -> tuple[int, ...]:
+    """Axes counted from the front, in order; None are all."""
+    if axes is None:
+        return tuple(range(rank))
+    return tuple(sorted(axis % rank for axis in ((axes,) if isinstance(axes, int) else axes)))
+
+
+def reduced(extents: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
+    """What is left of the extents when the axes are reduced."""
+    gone = normal(axes, len(extents))
+    return tuple(1 if i in gone else extent for i, extent in enumerate(extents) if keepdims or i not in gone)
+
+
+def fits(small: tuple[int, ...], big: tuple[int, ...]) -> bool:
+    """Whether `small` broadcasts to `big`, which stays as it is."""
+    return len(small) <= len(big) and all(s in (1, b) for s, b in zip(small[::-1], big[::-1], strict=False))
+
+
+def constant_along(small: tuple[int, ...], axes: tuple[int, ...], rank: int) -> bool:
+    """Whether what is `small` is the same along these axes of what it broadcasts to, of `rank` axes."""
+    padded = (1,) * (rank - len(small)) + small
+    return len(small) <= rank and all(padded[axis] == 1 for axis in normal(axes, rank))
+
+
+def expanded(extents: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+    """The extents with axes of extent 1 put in, at `axes` of the result."""
+    rest = iter(extents)
+    return tuple(1 if axis in axes else next(rest) for axis in range(len(extents) + len(axes)))
+
+
+def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of two tensors' element-wise result."""
+    return tuple(np.broadcast_shapes(a, b))
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "shape": shape,
     "dim": dim,
@@ -129,6 +178,18 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "broadcasts_along_channels": broadcasts_along_channels,
     "moves_only_units": moves_only_units,
     "permuted": permuted,
+    "without": without,
+    "replaced": replaced,
+    "normal": normal,
+    "reduced": reduced,
+    "fits": fits,
+    "constant_along": constant_along,
+    "expanded": expanded,
+    "broadcast": broadcast,
+    "places": lambda axes, order: tuple(sorted(order.index(axis) for axis in axes)),
+    "picked": lambda axes, order: tuple(sorted(order[axis] for axis in axes)),
+    "disjoint": lambda a, b: set(a).isdisjoint(b),
+    "sorted": lambda values: tuple(sorted(values)),
 }
 
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
@@ -137,6 +198,7 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
+    ast.Div: lambda a, b: Fraction(a) / Fraction(b),  # exact: of numbers that become scalar constants
 }
 _COMPARE: dict[type, Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
@@ -146,6 +208,7 @@ _COMPARE: dict[type, Callable[[Any, Any], bool]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
     ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
 }
 
 _FORMS = (

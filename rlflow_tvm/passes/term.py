@@ -8,7 +8,7 @@ A rule is written as an equation in a small subset of Python's expression syntax
 
 Lower-case heads are operators of `ops.OPERATORS`, `Unary[f]` is any operator of a class, remembered as `f`;
 bare names are variables, `1.0` and `number(e)` scalar constants; keyword arguments are attributes (literals, variables
-or expressions, see `attribute.py`), `**k` stands for all attributes that are not named. `s[0]` takes an item of a tuple.
+or expressions, see `attribute.py`), `**k` stands for all attributes that are not named. `s[0]` is an item of a tuple.
 """
 
 from __future__ import annotations
@@ -166,6 +166,10 @@ def _terms(text: str, named: dict[str, Term], rule: str) -> tuple[Term, ...]:
 def _term(tree: ast.expr, named: dict[str, Term], rule: str) -> Term:
     if isinstance(tree, ast.Name):
         return named.get(tree.id, Var(tree.id))
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+        inner = _term(tree.operand, named, rule)
+        if isinstance(inner, Number):
+            return Number(-inner.value)
     if isinstance(tree, ast.Constant) and isinstance(tree.value, int | float):
         return Number(float(tree.value))
     if isinstance(tree, ast.Subscript) and isinstance(tree.slice, ast.Constant) and isinstance(tree.slice.value, int):

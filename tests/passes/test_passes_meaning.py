@@ -51,6 +51,9 @@ class Floats:
     def maximum(self, a: Tensor, b: Tensor) -> Tensor:
         return (np.asarray(np.maximum(a[0], b[0])),)
 
+    def minimum(self, a: Tensor, b: Tensor) -> Tensor:
+        return (np.asarray(np.minimum(a[0], b[0])),)
+
     def exp(self, x: Tensor) -> Tensor:
         return (np.asarray(np.exp(x[0])),)
 

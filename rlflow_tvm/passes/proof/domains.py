@@ -54,6 +54,8 @@ class Domain(Protocol):
 
     def maximum(self, a: Tensor, b: Tensor) -> Tensor: ...
 
+    def minimum(self, a: Tensor, b: Tensor) -> Tensor: ...
+
     def exp(self, x: Tensor) -> Tensor: ...
 
     def function(self, name: str, *xs: Tensor) -> Tensor:
@@ -134,6 +136,8 @@ class PrimeFields:
     def maximum(self, a: Tensor, b: Tensor) -> Tensor:
         raise Undefined("a prime field has no order")
 
+    minimum = maximum
+
     def exp(self, x: Tensor) -> Tensor:
         # the second plane of an exponential is mixed from the first, so exp(exp(x)) reads a residue that nothing
         # relates to exp(x)'s value: a function of it
@@ -185,6 +189,9 @@ class Rationals:
 
     def maximum(self, a: Tensor, b: Tensor) -> Tensor:
         return (_object(np.maximum(a[0], b[0])),)
+
+    def minimum(self, a: Tensor, b: Tensor) -> Tensor:
+        return (_object(np.minimum(a[0], b[0])),)
 
     def exp(self, x: Tensor) -> Tensor:
         return self.function("exp", x)
@@ -247,6 +254,9 @@ class MachineIntegers:
     def maximum(self, a: Tensor, b: Tensor) -> Tensor:
         return (np.asarray(np.maximum(a[0], b[0])),)
 
+    def minimum(self, a: Tensor, b: Tensor) -> Tensor:
+        return (np.asarray(np.minimum(a[0], b[0])),)
+
     def exp(self, x: Tensor) -> Tensor:
         raise Undefined("exp is not for integers")
 
@@ -274,7 +284,7 @@ class Shapes:
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         return (np.asarray(a[0] + b[0]),)
 
-    multiply = divide = maximum = add
+    multiply = divide = maximum = minimum = add
 
     def total(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
         return (np.asarray(x[0].sum(axes, dtype=x[0].dtype)),)
@@ -316,6 +326,8 @@ class Degrees:
 
     def maximum(self, a: Tensor, b: Tensor) -> Tensor:
         return self.add(a, b)
+
+    minimum = maximum
 
     def exp(self, x: Tensor) -> Tensor:
         return x

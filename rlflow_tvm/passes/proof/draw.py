@@ -65,8 +65,10 @@ def _anything(least: int) -> Callable[[Dice, Known, Given], list[Shape]]:
 
 def _beside(dice: Dice, other: Shape) -> Shape:
     """A shape that broadcasts with `other`: the same, a part of it, a scalar's, or a larger one."""
-    if dice.chance(0.5):
+    if dice.chance(0.45):
         return other
+    if dice.chance(0.35):
+        return other[-1:]
     dropped = int(dice.rng.integers(0, len(other) + 1))
     part = tuple(1 if dice.chance(0.4) else extent for extent in other[dropped:])
     if dice.chance(0.3) and len(other) < _MOST_RANK and part == other:
@@ -77,7 +79,7 @@ def _beside(dice: Dice, other: Shape) -> Shape:
 def _broadcast(dice: Dice, known: Known, given: Given) -> list[Shape]:
     a, b = known
     if a is None:
-        a = dice.shape() if b is None else _beside(dice, b)
+        a = dice.shape() if not b else _beside(dice, b)
     return [a, _beside(dice, a) if b is None else b]
 
 
@@ -319,7 +321,7 @@ def draw_attributes(name: str, dice: Dice, shapes: list[Shape], given: Given, dt
         if name == "layer_norm":
             drawn.update(center=True, scale=True)
     elif name == "take":
-        drawn = {"axis": int(dice.rng.integers(len(x))), "mode": dice.pick(["fast", "wrap", "clip"])}
+        drawn = {"axis": int(dice.rng.integers(len(x))), "mode": dice.pick(["wrap", "clip"])}
     elif name == "broadcast_to":
         more = dice.shape(int(dice.pick([0, 0, 1, 2])))
         drawn = {"shape": (*more, *(dice.extent() if e == 1 else e for e in x))}

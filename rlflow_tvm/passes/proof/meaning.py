@@ -16,8 +16,8 @@ from rlflow_tvm.passes.proof.windows import (
     adaptive_avg_pool2d,
     avg_pool2d,
     conv2d,
+    extreme,
     join_channels,
-    largest,
     max_pool2d,
     split_channels,
 )
@@ -116,7 +116,7 @@ BINARY: dict[str, Callable[[Domain, Tensor, Tensor], Tensor]] = {
     "divide": lambda domain, a, b: domain.divide(a, b),
     "power": lambda domain, a, b: domain.function("power", a, b),
     "maximum": lambda domain, a, b: domain.maximum(a, b),
-    "minimum": lambda domain, a, b: negative(domain, domain.maximum(negative(domain, a), negative(domain, b))),
+    "minimum": lambda domain, a, b: domain.minimum(a, b),
 }
 
 
@@ -156,7 +156,7 @@ def matmul(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
     left, right = each(lambda plane: plane[..., None], a), each(lambda plane: plane[..., None, :, :], b)
     y = domain.total(domain.multiply(left, right), (-2,))
     dropped = tuple(axis for axis, kept in ((-2, rows), (-1, columns)) if not kept)
-    return each(lambda plane: np.asarray(plane.squeeze(dropped)), y) if dropped else y
+    return each(lambda plane: np.asarray(plane.squeeze(dropped), plane.dtype), y) if dropped else y
 
 
 def reduce_sum(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
@@ -172,12 +172,11 @@ def reduce_mean(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor
     return domain.divide(total, number(domain, count, total))
 
 
-def _extreme(sign: int) -> Meaning:
+def _extreme(name: str) -> Meaning:
     def meaning(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
-        x = operands[0] if sign > 0 else negative(domain, operands[0])
+        (x,) = operands
         axes = _axes(k["axis"], len(shape_of(x)))
-        found = largest(domain, x, axes) if axes else x
-        found = found if sign > 0 else negative(domain, found)
+        found = extreme(BINARY[name], domain, x, axes) if axes else x
         return each(lambda plane: np.expand_dims(plane, tuple(sorted(axes))), found) if k["keepdims"] else found
 
     return meaning
@@ -213,6 +212,8 @@ def layer_norm(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
 
 def rms_norm(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
     x, scale = operands
+    if len(shape_of(scale)) == len(shape_of(x)):
+        raise Unfit("TVM makes no kernel of it")
     _affine(x, scale, _axes(k["axes"], len(shape_of(x))))
     return domain.multiply(_normalised(domain, x, k), scale)
 
@@ -222,7 +223,7 @@ def take(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
     axis = _axis(k["axis"], len(shape_of(x)))
     if indices[0].dtype != np.int64:
         raise Unfit(f"{indices[0].dtype} are no positions")
-    return each(lambda plane: np.asarray(plane.take(indices[0], axis)), x)
+    return each(lambda plane: np.asarray(plane.take(indices[0], axis), plane.dtype), x)
 
 
 def broadcast_to(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
@@ -247,7 +248,7 @@ def squeeze(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
     axes = _axes(k["axis"], len(shape_of(x)))
     if any(shape_of(x)[axis] != 1 for axis in axes):
         raise Unfit(f"{shape_of(x)} without the axes {axes}")
-    return each(lambda plane: np.asarray(plane.squeeze(axes)), x)
+    return each(lambda plane: np.asarray(plane.squeeze(axes), plane.dtype), x)
 
 
 def softmax(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
@@ -324,8 +325,8 @@ MEANINGS: dict[str, Meaning] = {
     "adaptive_avg_pool2d": adaptive_avg_pool2d,
     "mean": reduce_mean,
     "sum": reduce_sum,
-    "max": _extreme(1),
-    "min": _extreme(-1),
+    "max": _extreme("maximum"),
+    "min": _extreme("minimum"),
     "layer_norm": layer_norm,
     "rms_norm": rms_norm,
     "take": take,

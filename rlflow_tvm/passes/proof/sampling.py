@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,7 @@ def evaluate(term: Term, domain: Domain, tensors: dict[str, Tensor], env: dict[s
     if isinstance(term, Number):
         return number(domain, term.value, like)
     if isinstance(term, Scalar):
-        return number(domain, float(term.attribute.value(env)), like)
+        return number(domain, Fraction(term.attribute.value(env)), like)
     if isinstance(term, Item):
         items = evaluate(term.term, domain, tensors, env, like)
         if term.index >= len(items):
@@ -198,7 +199,7 @@ class _Draw:
         if isinstance(term, Scalar):
             variable = term.attribute.variable
             if variable is not None and variable not in self._env:
-                self._note(variable, float(self._dice.pick(_NUMBERS[self._dtype])))
+                self._note(variable, Fraction(self._dice.pick(_NUMBERS[self._dtype])))
             return number(self._domain, 1, self._domain.draw(()))
         if isinstance(term, Var):
             return self._tensors[term.name]

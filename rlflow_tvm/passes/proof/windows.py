@@ -145,17 +145,23 @@ def avg_pool2d(domain: Domain, operands: list[Tensor], k: Mapping[str, Any]) -> 
     return _pool(domain, operands[0], k, reduced)
 
 
-def largest(domain: Domain, x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """The maximum over `axes`, which are dropped."""
+def extreme(
+    of_two: Callable[[Domain, Tensor, Tensor], Tensor], domain: Domain, x: Tensor, axes: tuple[int, ...]
+) -> Tensor:
+    """The maximum or minimum (`of_two`) over `axes`, which are dropped."""
     rank = len(shape_of(x))
     moved = each(lambda plane: np.moveaxis(plane, axes, range(rank - len(axes), rank)), x)
     flat = each(lambda plane: plane.reshape(*plane.shape[: rank - len(axes)], -1), moved)
-    items = [each(lambda plane, i=i: plane[..., i], flat) for i in range(shape_of(flat)[-1])]  # type: ignore[misc]
-    return reduce(domain.maximum, items)
+    items = [each(lambda plane, i=i: np.asarray(plane[..., i], plane.dtype), flat) for i in range(shape_of(flat)[-1])]  # type: ignore[misc]
+    return reduce(lambda a, b: of_two(domain, a, b), items)
+
+
+def _maximum(domain: Domain, a: Tensor, b: Tensor) -> Tensor:
+    return domain.maximum(a, b)
 
 
 def max_pool2d(domain: Domain, operands: list[Tensor], k: Mapping[str, Any]) -> Tensor:
-    return _pool(domain, operands[0], k, lambda window, _: largest(domain, window, (2, 3)))
+    return _pool(domain, operands[0], k, lambda window, _: extreme(_maximum, domain, window, (2, 3)))
 
 
 def adaptive_avg_pool2d(domain: Domain, operands: list[Tensor], k: Mapping[str, Any]) -> Tensor:

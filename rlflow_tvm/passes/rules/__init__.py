@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 from rlflow_tvm.passes.rule import RewriteRule
-from rlflow_tvm.passes.rules import concat, convolution, elementwise, layout, matmul, transpose
+from rlflow_tvm.passes.rules import (
+    activation,
+    algebra,
+    attention,
+    concat,
+    conv_algebra,
+    convolution,
+    elementwise,
+    gather,
+    layout,
+    matmul,
+    motion,
+    normalise,
+    reduction,
+    transpose,
+)
 
 CATALOGUE: tuple[RewriteRule, ...] = (
     *elementwise.RULES,
@@ -11,6 +26,14 @@ CATALOGUE: tuple[RewriteRule, ...] = (
     *convolution.RULES,
     *transpose.RULES,
     *concat.RULES,
+    *algebra.RULES,
+    *activation.RULES,
+    *normalise.RULES,
+    *attention.RULES,
+    *reduction.RULES,
+    *gather.RULES,
+    *conv_algebra.RULES,
+    *motion.RULES,
     *layout.RULES,
 )
 

@@ -1,0 +1,114 @@
+"""Element-wise algebra between tensors that are no weights: association, common factors, order, broadcasting."""
+
+from __future__ import annotations
+
+from rlflow_tvm.passes.rule import RewriteRule
+
+_THREE_INPUTS = ("not is_weight(x)", "not is_weight(y)", "not is_weight(z)")
+_IN_PLACE = "fits(shape({1}), shape({0}))"
+
+
+def _associative(name: str) -> RewriteRule:
+    return RewriteRule(
+        f"associate_{name}", "algebra", f"{name}({name}(x, y), z) => {name}(x, {name}(y, z))", when=_THREE_INPUTS
+    )
+
+
+RULES = (
+    *(_associative(name) for name in ("add", "multiply", "maximum", "minimum")),
+    RewriteRule(
+        "bias_after_sum", "algebra", "add(add(x, a), y) => add(add(x, y), a)",
+        when=("is_weight(a)", "not is_weight(x)", "not is_weight(y)"),
+    ),
+    RewriteRule(
+        "scale_after_product", "algebra", "multiply(multiply(x, a), y) => multiply(multiply(x, y), a)",
+        when=("is_weight(a)", "not is_weight(x)", "not is_weight(y)"),
+    ),
+    RewriteRule(
+        "distribute_scale", "algebra", "multiply(Linear[f](x, y), s) => Linear[f](multiply(x, s), multiply(y, s))",
+        when=("not is_weight(x)", "not is_weight(y)"),
+    ),
+    RewriteRule(
+        "factor_scale", "algebra", "Linear[f](multiply(x, s), multiply(y, s)) => multiply(Linear[f](x, y), s)",
+        symmetric=False,
+    ),
+    RewriteRule("double_to_scale", "algebra", "add(x, x) => multiply(x, 2.0)"),
+    RewriteRule("scale_to_double", "algebra", "multiply(x, 2.0) => add(x, x)"),
+    RewriteRule("cancel_negatives", "algebra", "negative(negative(x)) => x"),
+    RewriteRule("negative_to_scale", "algebra", "negative(x) => multiply(x, -1.0)"),
+    RewriteRule("scale_to_negative", "algebra", "multiply(x, -1.0) => negative(x)"),
+    RewriteRule("subtract_negative", "algebra", "subtract(x, negative(y)) => add(x, y)"),
+    RewriteRule("add_negative", "algebra", "add(x, negative(y)) => subtract(x, y)"),
+    RewriteRule("negative_of_difference", "algebra", "negative(subtract(x, y)) => subtract(y, x)"),
+    RewriteRule(
+        "divide_twice", "algebra", "divide(divide(x, a), b) => divide(x, multiply(a, b))",
+        when=("is_weight(a)", "is_weight(b)", "is_float(x)"),
+    ),
+    RewriteRule(
+        "scale_then_divide", "algebra", "divide(multiply(x, a), b) => multiply(x, divide(a, b))",
+        when=("is_weight(a)", "is_weight(b)", "is_float(x)"),
+    ),
+    RewriteRule(
+        "divide_then_scale", "algebra", "multiply(divide(x, a), b) => multiply(x, divide(b, a))",
+        when=("is_weight(a)", "is_weight(b)", "is_float(x)"),
+    ),
+    RewriteRule(
+        "distribute_divide", "algebra", "divide(Linear[f](x, y), s) => Linear[f](divide(x, s), divide(y, s))",
+        when=("is_float(x)",),
+    ),
+    RewriteRule(
+        "factor_divide", "algebra", "Linear[f](divide(x, s), divide(y, s)) => divide(Linear[f](x, y), s)",
+        when=("is_float(x)",),
+    ),
+    RewriteRule(
+        "divide_by_number", "algebra", "divide(x, number(c)) => multiply(x, number(1 / c))",
+        when=("is_float(x)", "c != 0"),
+    ),
+    RewriteRule(
+        "divide_by_root", "algebra", "divide(x, sqrt(y)) => multiply(x, rsqrt(y))", when=("is_float(x)",),
+    ),
+    RewriteRule(
+        "scale_by_inverse_root", "algebra", "multiply(x, rsqrt(y)) => divide(x, sqrt(y))", when=("is_float(x)",),
+    ),
+    RewriteRule(
+        "inverse_root", "algebra", "divide(1.0, sqrt(y)) => rsqrt(y)", when=("is_float(y)",),
+    ),
+    RewriteRule(
+        "add_zero", "algebra", "add(x, 0.0) => x",
+    ),
+    RewriteRule(
+        "multiply_by_one", "algebra", "multiply(x, 1.0) => x",
+    ),
+    RewriteRule("divide_by_one", "algebra", "divide(x, 1.0) => x", when=("is_float(x)",)),
+    RewriteRule("maximum_of_same", "algebra", "maximum(x, x) => x"),
+    RewriteRule("minimum_of_same", "algebra", "minimum(x, x) => x"),
+    RewriteRule(
+        "maximum_absorbs_minimum", "algebra", "maximum(x, minimum(x, y)) => x", when=(_IN_PLACE.format("x", "y"),),
+    ),
+    RewriteRule(
+        "minimum_absorbs_maximum", "algebra", "minimum(x, maximum(x, y)) => x", when=(_IN_PLACE.format("x", "y"),),
+    ),
+    RewriteRule(
+        "add_after_maximum", "algebra", "maximum(add(x, z), add(y, z)) => add(maximum(x, y), z)", when=("is_float(x)",),
+    ),
+    RewriteRule(
+        "drop_broadcast", "algebra", "Binary[f](broadcast_to(x, shape=s), y) => Binary[f](x, y)",
+        when=("broadcast(shape(x), shape(y)) == broadcast(s, shape(y))",),
+    ),
+    RewriteRule(
+        "drop_broadcast_right", "algebra", "Binary[f](y, broadcast_to(x, shape=s)) => Binary[f](y, x)",
+        when=("broadcast(shape(x), shape(y)) == broadcast(s, shape(y))",),
+    ),
+    RewriteRule(
+        "identity_broadcast", "algebra", "broadcast_to(x, shape=s) => x", when=("s == shape(x)",),
+    ),
+    RewriteRule(
+        "broadcast_after_unary", "algebra", "Unary[f](broadcast_to(x, shape=s)) => broadcast_to(Unary[f](x), shape=s)",
+    ),
+    RewriteRule(
+        "expand_dims_to_reshape", "algebra", "expand_dims(x, axis=a) => reshape(x, shape=expanded(shape(x), a))",
+    ),
+    RewriteRule(
+        "squeeze_to_reshape", "algebra", "squeeze(x, axis=a) => reshape(x, shape=reduced(shape(x), a, False))",
+    ),
+)  # fmt: skip
