@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 import tvm
@@ -91,6 +91,11 @@ class Node:
     def reads(self) -> tuple[relax.Var, ...]:
         """`inputs`, each once."""
         return tuple(dict.fromkeys(self.inputs))
+
+    @cached_property
+    def notes(self) -> dict[str, Any]:
+        """Room for what is read off the node once and asked for often, by the reader's own keys."""
+        return {}
 
     @cached_property
     def source(self) -> relax.Expr | None:

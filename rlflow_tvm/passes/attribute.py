@@ -50,7 +50,7 @@ class Attribute:
 
     def value(self, env: Mapping[str, Any]) -> Any:
         """Its value where `env` holds tensors (Relax expressions), attribute values and rule parameters."""
-        return _evaluate(_parse(self.text), env)
+        return _compiled(self.text)(env)
 
 
 @lru_cache(maxsize=4096)
@@ -63,10 +63,17 @@ def _parse(text: str) -> ast.expr:
 
 def shape(tensor: relax.Expr) -> tuple[int, ...]:
     """Static shape of a tensor expression."""
+    return _shape_of_variable(tensor) if isinstance(tensor, relax.Var) else _shape(tensor)
+
+
+def _shape(tensor: relax.Expr) -> tuple[int, ...]:
     ty = tensor.ty
     if isinstance(ty, relax.TensorType) and ty.shape is not None:
         return tuple(int(extent) for extent in ty.shape.values)
     raise RewriteError(f"a tensor of static shape was expected, not {ty}")
+
+
+_shape_of_variable = lru_cache(maxsize=1 << 16)(_shape)  # a variable's type stays, and is asked for again and again
 
 
 def dim(tensor: relax.Expr, axis: int) -> int:
@@ -217,37 +224,83 @@ _FORMS = (
 )  # fmt: skip
 
 
-def _evaluate(tree: ast.expr, env: Mapping[str, Any]) -> Any:
+Env = Mapping[str, Any]
+Compiled = Callable[[Env], Any]
+
+
+@lru_cache(maxsize=4096)
+def _compiled(text: str) -> Compiled:
+    return _compile(_parse(text))
+
+
+def _compile(tree: ast.expr) -> Compiled:
+    """The expression as nested closures: conditions are asked thousands of times a second."""
     match tree:
         case ast.Constant(value=value):
-            return value
+            return lambda env: value
         case ast.Name(id=name):
-            if name not in env:
-                raise RewriteError(f"attribute variable {name!r} is not bound by the left side")
-            return env[name]
+            return lambda env: _bound(env, name)
         case ast.Tuple(elts=items) | ast.List(elts=items):
-            return tuple(_evaluate(item, env) for item in items)
+            parts = [_compile(item) for item in items]
+            return lambda env: tuple([part(env) for part in parts])
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_evaluate(operand, env)
+            positive = _compile(operand)
+            return lambda env: -positive(env)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return not _evaluate(operand, env)
+            negated = _compile(operand)
+            return lambda env: not negated(env)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _BINARY[type(op)](_evaluate(left, env), _evaluate(right, env))
-        case ast.BoolOp(op=ast.And(), values=values):
-            return all(_evaluate(value, env) for value in values)
-        case ast.BoolOp(op=ast.Or(), values=values):
-            return any(_evaluate(value, env) for value in values)
+            function, first, second = _BINARY[type(op)], _compile(left), _compile(right)
+            return lambda env: function(first(env), second(env))
+        case ast.BoolOp(op=op, values=values):
+            parts, quantifier = [_compile(value) for value in values], all if isinstance(op, ast.And) else any
+            return lambda env: quantifier(part(env) for part in parts)
         case ast.Compare(left=left, ops=ops, comparators=comparators) if all(type(o) in _COMPARE for o in ops):
-            values = [_evaluate(left, env), *(_evaluate(c, env) for c in comparators)]
-            return all(_COMPARE[type(o)](a, b) for o, a, b in zip(ops, values, values[1:], strict=False))
+            return _compile_comparison([_compile(part) for part in (left, *comparators)], ops)
         case ast.Subscript(value=value, slice=ast.Slice(lower=lower, upper=upper, step=None)):
-            bounds = [None if b is None else _evaluate(b, env) for b in (lower, upper)]
-            return _evaluate(value, env)[slice(*bounds)]
+            sliced, bounds = _compile(value), [None if b is None else _compile(b) for b in (lower, upper)]
+            return lambda env: sliced(env)[slice(*(None if bound is None else bound(env) for bound in bounds))]
         case ast.Subscript(value=value, slice=index):
-            return _evaluate(value, env)[_evaluate(index, env)]
+            indexed, place = _compile(value), _compile(index)
+            return lambda env: indexed(env)[place(env)]
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
-            function = env.get(name) if name in env else FUNCTIONS.get(name)
-            if not callable(function) or isinstance(function, relax.Expr):
-                raise RewriteError(f"no attribute function {name!r}; there are {', '.join(sorted(FUNCTIONS))}")
-            return function(*(_evaluate(arg, env) for arg in args))
+            return _compile_call(name, [_compile(arg) for arg in args])
     raise RewriteError(f"attribute expression {ast.unparse(tree)!r}: that form is not allowed in a rule")
+
+
+def _compile_comparison(parts: list[Compiled], ops: list[ast.cmpop]) -> Compiled:
+    compare = [_COMPARE[type(op)] for op in ops]
+    if len(compare) == 1:
+        (only,), (first, second) = compare, parts
+        return lambda env: only(first(env), second(env))
+
+    def chained(env: Env) -> bool:
+        values = [part(env) for part in parts]
+        return all(holds(a, b) for holds, a, b in zip(compare, values, values[1:], strict=False))
+
+    return chained
+
+
+def _bound(env: Env, name: str) -> Any:
+    try:
+        return env[name]
+    except KeyError:
+        raise RewriteError(f"attribute variable {name!r} is not bound by the left side") from None
+
+
+def _compile_call(name: str, arguments: list[Compiled]) -> Compiled:
+    """A call of one of the functions, which no variable hides, or of a function among the rule set's parameters."""
+    function = FUNCTIONS.get(name)
+    if function is None:
+        return lambda env: _parameter(env, name)(*[argument(env) for argument in arguments])
+    if len(arguments) == 1:
+        (only,) = arguments
+        return lambda env: function(only(env))
+    return lambda env: function(*[argument(env) for argument in arguments])
+
+
+def _parameter(env: Env, name: str) -> Callable[..., Any]:
+    function = env.get(name)
+    if not callable(function) or isinstance(function, relax.Expr):
+        raise RewriteError(f"no attribute function {name!r}; there are {', '.join(sorted(FUNCTIONS))}")
+    return function

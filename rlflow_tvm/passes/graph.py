@@ -15,6 +15,8 @@ from tvm import relax
 from rlflow_tvm.dataflow import Dataflow, Node, substitute, variables_of
 from rlflow_tvm.errors import RewriteError
 
+_VARIABLES = (relax.Var, relax.DataflowVar)
+
 
 class Graph(Dataflow):
     """A function of one dataflow block with what matching and rewriting ask of it."""
@@ -26,8 +28,13 @@ class Graph(Dataflow):
 
     def node(self, var: relax.Expr) -> Node | None:
         """The node that binds `var`; None for parameters and constants."""
-        index = self.position.get(var) if isinstance(var, relax.Var) else None
+        index = self.position.get(var) if type(var) in _VARIABLES else None  # asked often, and isinstance is slow
         return None if index is None else self.nodes[index]
+
+    @cached_property
+    def operators(self) -> frozenset[str]:
+        """What operators there are."""
+        return frozenset(node.op for node in self.nodes)
 
     @cached_property
     def users(self) -> dict[relax.Var, tuple[Node, ...]]:

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import product
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.relax import dpl
 
 from rlflow_tvm.dataflow import Node, canonical
 from rlflow_tvm.passes.attribute import shape
 from rlflow_tvm.passes.graph import Graph
-from rlflow_tvm.passes.ops import CLASSES, COMMUTATIVE, OPERATORS, Operator
+from rlflow_tvm.passes.ops import BY_RELAX_NAME, CLASSES, COMMUTATIVE, OPERATORS, Operator
 from rlflow_tvm.passes.rule import RewriteRule
-from rlflow_tvm.passes.term import Apply, Item, Number, Scalar, Term, Var
+from rlflow_tvm.passes.term import Apply, Item, Number, Scalar, Term, Var, subterms
 
 
 class Mismatch(Exception):
-    """Why a term does not match, and where."""
+    """Why a term does not match, and where; put into words only when somebody asks."""
 
-    def __init__(self, reason: str, expr: relax.Expr) -> None:
+    def __init__(self, expr: relax.Expr, reason: str, *details: Any) -> None:
         super().__init__(reason)
-        self.reason = reason
-        self.culprit = expr.name if isinstance(expr, relax.Var) else type(expr).__name__
+        self._expr, self._reason, self._details = expr, reason, details
+
+    @property
+    def reason(self) -> str:
+        return self._reason.format(*self._details)
+
+    @property
+    def culprit(self) -> str:
+        return self._expr.name if isinstance(self._expr, relax.Var) else type(self._expr).__name__
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,31 +68,6 @@ def variants(term: Term, symmetric: bool) -> tuple[Term, ...]:
     return tuple(forms)
 
 
-@lru_cache(maxsize=4096)
-def pattern_of(term: Term) -> dpl.DFPattern:
-    """The term's shape as a Relax pattern: the quick filter in front of `unify`, which decides."""
-    return _pattern(term)
-
-
-def _pattern(term: Term) -> dpl.DFPattern:
-    # Equal subterms get patterns of their own: one pattern object would only match one and the same expression,
-    # while two calls that compute the same thing match here too.
-    if isinstance(term, Var | Number | Scalar):
-        return dpl.wildcard()
-    if isinstance(term, Item):
-        return dpl.is_tuple_get_item(_pattern(term.term), term.index)
-    args = [_pattern(arg) for arg in term.args]
-    names = CLASSES.get(term.head, (term.head,))
-    heads = [dpl.ExprPattern(tvm.ir.Op.get(OPERATORS[name].relax_name)) for name in names]
-    head = heads[0]
-    for other in heads[1:]:
-        head = head | other
-    operator = OPERATORS[names[0]]
-    if operator.arity is None:
-        return head(dpl.is_tuple(args))
-    return head(*args, *(dpl.wildcard() for _ in range(operator.extra)))
-
-
 def root_operators(term: Term) -> tuple[str, ...]:
     """Relax names of the operators at which `term` can be rooted."""
     if isinstance(term, Item):
@@ -95,24 +76,95 @@ def root_operators(term: Term) -> tuple[str, ...]:
     return tuple({OPERATORS[name].relax_name: None for name in CLASSES.get(term.head, (term.head,))})
 
 
-Forms = tuple[tuple[Term, dpl.DFPattern], ...]
-"""The variants of a term, each with its pattern."""
+CONSTANT = "constant"
+"""Among operators: what is no operator's result but a constant."""
+
+Below = tuple[frozenset[str] | None, ...]
+"""For each operand of a term, the operators that it may be (Relax names); None: anything."""
 
 
-def match_root(rule: RewriteRule, forms: Forms, node: Node, graph: Graph) -> list[Match]:
+@dataclass(frozen=True, eq=False)
+class Form:
+    """A left term with the operands of its commutative operators in one order. `number`: which order.
+
+    `needed`: for each operator in the term, which it may be.
+    """
+
+    number: int
+    term: Term
+    below: Below
+    needed: tuple[frozenset[str], ...]
+
+    def fits(self, operators: tuple[str, ...], present: frozenset[str]) -> bool:
+        """Whether operands that are these operators' results can be the term's, in a graph of the operators `present`:
+        a quick look before `unify`."""
+        return (
+            len(operators) == len(self.below)
+            and all(a is None or operator in a for a, operator in zip(self.below, operators, strict=True))
+            and not any(present.isdisjoint(allowed) for allowed in self.needed)
+        )
+
+
+@lru_cache(maxsize=4096)
+def forms_of(term: Term, symmetric: bool) -> tuple[Form, ...]:
+    needed = tuple({frozenset(root_operators(t)) for t in subterms(term) if isinstance(t, Apply | Item)})
+    return tuple(
+        Form(number, variant, tuple(_allowed(operand) for operand in _below(variant)), needed)
+        for number, variant in enumerate(variants(term, symmetric))
+    )
+
+
+def _below(term: Term) -> tuple[Term, ...]:
+    if isinstance(term, Item):
+        return (term.term,)
+    return term.args if isinstance(term, Apply) else ()
+
+
+def _allowed(term: Term) -> frozenset[str] | None:
+    if isinstance(term, Number | Scalar):
+        return frozenset({CONSTANT})
+    return frozenset(root_operators(term)) if isinstance(term, Apply | Item) else None
+
+
+def operands_of(node: Node) -> tuple[relax.Expr, ...] | None:
+    """The tensors that a node computes with (variables canonical); None where they are not written out."""
+    if "operands" not in node.notes:
+        node.notes["operands"] = _operands(node)
+    return node.notes["operands"]
+
+
+def _operands(node: Node) -> tuple[relax.Expr, ...] | None:
+    if node.op == "getitem":
+        found: Sequence[relax.Expr] | None = (node.value.tuple_value,)
+    else:
+        operators = BY_RELAX_NAME.get(node.op)
+        found = operators[0].operands(node.value) if operators else None
+    return None if found is None else tuple(canonical(e) if isinstance(e, relax.Var) else e for e in found)
+
+
+def operators_below(node: Node, graph: Graph) -> tuple[str, ...]:
+    """The operators whose results a node computes with, "" or `CONSTANT` for what is no result."""
+    return tuple([_operator(operand, graph.node(operand)) for operand in operands_of(node) or ()])
+
+
+def _operator(operand: relax.Expr, node: Node | None) -> str:
+    if node is not None:
+        return node.op
+    return CONSTANT if isinstance(operand, tvm.ir.GenericConst) else ""
+
+
+def match_root(rule: RewriteRule, forms: Sequence[Form], node: Node, graph: Graph) -> list[Match]:
     """Every way in which a left term of `rule`, given by its `forms`, matches at `node` (conditions not yet asked)."""
     found: list[Match] = []
-    for number, (term, pattern) in enumerate(forms):
-        if pattern.extract_matched_expr(node.value, graph.bindings_map) is None:
-            continue
+    for form in forms:
         env: dict[str, Any] = {}
         matched: list[relax.Var] = []
         try:
-            unify(term, node.var, graph, env, matched)
+            unify(form.term, node.var, graph, env, matched)
         except Mismatch:
             continue
         if not any(_same_env(env, other.env) for other in found):
-            found.append(Match(rule, (node.var,), (number,), env, tuple(dict.fromkeys(matched))))
+            found.append(Match(rule, (node.var,), (form.number,), env, tuple(dict.fromkeys(matched))))
     return found
 
 
@@ -121,6 +173,8 @@ def _same_env(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 
 def _same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
     if isinstance(a, relax.Expr):
         if isinstance(a, tvm.ir.GenericConst) and isinstance(b, tvm.ir.GenericConst):
             return a.same_as(b) or (shape(a) == shape(b) and bool((a.value.numpy() == b.value.numpy()).all()))
@@ -129,36 +183,47 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def unify(term: Term, expr: relax.Expr, graph: Graph, env: dict[str, Any], matched: list[relax.Var]) -> None:
-    """Match `term` at `expr`, binding variables in `env`; Mismatch says why it cannot."""
-    if isinstance(expr, relax.Var):
-        expr = canonical(expr)
-    if isinstance(term, Var):
-        bind(term.name, expr, env, expr)
-        return
-    if isinstance(term, Number):
-        if _scalar(expr) != np.float32(term.value):
-            raise Mismatch(f"the constant {term.value} is needed", expr)
-        return
-    if isinstance(term, Scalar):
-        _unify_scalar(term, expr, env)
-        return
+    """Match `term` at `expr` (canonical, if a variable), binding variables in `env`; Mismatch says why it cannot."""
+    match term:
+        case Var(name):
+            bind(name, expr, env, expr)
+        case Apply():
+            _unify_call(term, _result(term.head, expr, graph, matched), expr, graph, env, matched)
+        case Item(inner, index):
+            node = _result("an item", expr, graph, matched)
+            if node.op != "getitem" or node.item[0] != index:
+                raise Mismatch(expr, "item {} of a tuple is needed, not {}", index, node.op)
+            unify(inner, canonical(node.value.tuple_value), graph, env, matched)
+        case Number(value):
+            if _scalar(expr) != np.float32(value):
+                raise Mismatch(expr, "the constant {} is needed", value)
+        case Scalar():
+            _unify_scalar(term, expr, env)
+
+
+def _result(needed: str, expr: relax.Expr, graph: Graph, matched: list[relax.Var]) -> Node:
     node = graph.node(expr)
     if node is None:
-        raise Mismatch(f"{term.head if isinstance(term, Apply) else 'an item'} is needed, this is an input", expr)
+        raise Mismatch(expr, "{} is needed, this is an input", needed)
     matched.append(node.var)
-    if isinstance(term, Item):
-        if node.op != "getitem" or node.value.index != term.index:
-            raise Mismatch(f"item {term.index} of a tuple is needed, not {node.op}", expr)
-        unify(term.term, node.value.tuple_value, graph, env, matched)
-        return
+    return node
+
+
+def _unify_call(
+    term: Apply, node: Node, expr: relax.Expr, graph: Graph, env: dict[str, Any], matched: list[relax.Var]
+) -> None:
     operator, attributes = _read(term, node)
-    operands = operator.operands(node.value)
+    operands = operands_of(node)
     if operands is None or len(operands) != len(term.args):
-        count = "no" if operands is None else str(len(operands))
-        raise Mismatch(f"{operator.name} has {count} operands, {len(term.args)} are needed", expr)
+        count = "no" if operands is None else len(operands)
+        raise Mismatch(expr, "{} has {} operands, {} are needed", operator.name, count, len(term.args))
     for arg, operand in zip(term.args, operands, strict=True):
-        unify(arg, operand, graph, env, matched)
-    _unify_attributes(term, operator, attributes, env, expr)
+        if type(arg) is Var:
+            bind(arg.name, operand, env, operand)
+        else:
+            unify(arg, operand, graph, env, matched)
+    if attributes or term.member is not None or term.rest is not None:
+        _unify_attributes(term, operator, attributes, env, expr)
 
 
 def _scalar(expr: relax.Expr) -> float | None:
@@ -171,22 +236,29 @@ def _scalar(expr: relax.Expr) -> float | None:
 def _unify_scalar(term: Scalar, expr: relax.Expr, env: dict[str, Any]) -> None:
     value, variable = _scalar(expr), term.attribute.variable
     if value is None:
-        raise Mismatch("a scalar constant is needed", expr)
+        raise Mismatch(expr, "a scalar constant is needed")
     if variable is not None and variable not in env:
         env[variable] = value
     elif (expected := term.attribute.value(env)) != value:
-        raise Mismatch(f"the constant {expected} is needed, not {value}", expr)
+        raise Mismatch(expr, "the constant {} is needed, not {}", expected, value)
+
+
+@cache
+def _operators_as(head: str, relax_name: str) -> tuple[Operator, ...]:
+    """The operators that `head`, an operator or a class, can be, of those with a name in Relax."""
+    named = BY_RELAX_NAME.get(relax_name, ())
+    return tuple(operator for operator in named if operator.name == head or operator.name in CLASSES.get(head, ()))
 
 
 def _read(term: Apply, node: Node) -> tuple[Operator, dict[str, Any]]:
-    names = CLASSES.get(term.head, (term.head,))
-    for name in names:
-        operator = OPERATORS[name]
-        if operator.relax_name == node.op:
-            attributes = operator.attributes_of(node.value)
-            if attributes is not None:
-                return operator, attributes
-    raise Mismatch(f"{term.head} is needed, not {node.op.removeprefix('relax.')}", node.var)
+    """The operator of the term that `node` applies, and the call's attributes."""
+    for operator in _operators_as(term.head, node.op):
+        if operator.name not in node.notes:
+            node.notes[operator.name] = operator.attributes_of(node.value)
+        attributes = node.notes[operator.name]
+        if attributes is not None:
+            return operator, attributes
+    raise Mismatch(node.var, "{} is needed, not {}", term.head, node.op.removeprefix("relax."))
 
 
 def _unify_attributes(
@@ -201,14 +273,14 @@ def _unify_attributes(
         if attribute.variable is not None and attribute.variable not in env:
             env[attribute.variable] = value
         elif (expected := attribute.value(env)) != value:
-            raise Mismatch(f"{operator.name}: {name} = {value}, not {attribute} = {expected}", expr)
+            raise Mismatch(expr, "{}: {} = {}, not {} = {}", operator.name, name, value, attribute, expected)
     others = {name: value for name, value in attributes.items() if name not in named}
     if term.rest is not None:
         bind(term.rest, others, env, expr)
         return
     for name, value in others.items():
         if operator.attributes[name] != value:
-            raise Mismatch(f"{operator.name}: {name} = {value}, not {operator.attributes[name]}", expr)
+            raise Mismatch(expr, "{}: {} = {}, not {}", operator.name, name, value, operator.attributes[name])
 
 
 def bind(name: str, value: Any, env: dict[str, Any], expr: relax.Expr) -> None:
@@ -216,4 +288,4 @@ def bind(name: str, value: Any, env: dict[str, Any], expr: relax.Expr) -> None:
     if name not in env:
         env[name] = value
     elif not _same(env[name], value):
-        raise Mismatch(f"{name} would stand for two different things", expr)
+        raise Mismatch(expr, "{} would stand for two different things", name)

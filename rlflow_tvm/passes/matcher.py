@@ -13,17 +13,23 @@ from rlflow_tvm.dataflow import Node
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.match import (
-    Forms,
+    Form,
     Match,
     Mismatch,
     bind,
+    forms_of,
     match_root,
-    pattern_of,
+    operators_below,
     root_operators,
     unify,
     variants,
 )
 from rlflow_tvm.passes.rule import RewriteRule
+
+_REMEMBERED = 50_000
+
+Candidate = tuple[RewriteRule, int, tuple[Form, ...]]
+"""A rule, the number of one of its left terms, and the forms of that term."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +49,30 @@ class RuleSet:
             raise RewriteError(f"two rules are called {double.pop()}: every rule needs a name of its own")
 
     @cached_property
-    def by_operator(self) -> Mapping[str, tuple[tuple[RewriteRule, int, Forms], ...]]:
-        """Relax name of an operator -> the left terms that can be rooted at it: rule, number of the term, its forms."""
-        found: dict[str, list[tuple[RewriteRule, int, Forms]]] = {}
+    def _by_operator(self) -> Mapping[str, tuple[Candidate, ...]]:
+        """Relax name of an operator -> the left terms that can be rooted at it."""
+        found: dict[str, list[Candidate]] = {}
         for rule in self.rules:
             for number, term in enumerate(rule.equation.left):
-                forms = tuple((form, pattern_of(form)) for form in variants(term, rule.symmetric))
                 for operator in root_operators(term):
-                    found.setdefault(operator, []).append((rule, number, forms))
+                    found.setdefault(operator, []).append((rule, number, forms_of(term, rule.symmetric)))
         return {operator: tuple(entries) for operator, entries in found.items()}
+
+    @cached_property
+    def _candidates(self) -> dict[tuple[str, tuple[str, ...], frozenset[str]], tuple[Candidate, ...]]:
+        return {}
+
+    def candidates(self, operator: str, below: tuple[str, ...], present: frozenset[str]) -> tuple[Candidate, ...]:
+        """The left terms that can match an operator's call on results of the operators `below` it ("" for inputs), in a
+        graph that holds the operators `present`."""
+        key = operator, below, present
+        if key not in self._candidates:
+            if len(self._candidates) > _REMEMBERED:
+                self._candidates.clear()
+            entries = self._by_operator.get(operator, ())
+            fitting = ((rule, n, tuple(f for f in forms if f.fits(below, present))) for rule, n, forms in entries)
+            self._candidates[key] = tuple(entry for entry in fitting if entry[2])
+        return self._candidates[key]
 
     @cached_property
     def reach(self) -> int:
@@ -241,7 +262,7 @@ def _match_nodes(
     parameters = ruleset.parameters(graph)
     result: dict[tuple[str, int], dict[relax.Var, list[Match]]] = {}
     for node in nodes:
-        for rule, number, forms in ruleset.by_operator.get(node.op, ()):
+        for rule, number, forms in ruleset.candidates(node.op, operators_below(node, graph), graph.operators):
             matches = match_root(rule, forms, node, graph)
             if len(rule.equation.left) == 1:
                 matches = [c for m in matches if (c := _checked(m, graph, parameters)) is not None]

@@ -215,6 +215,11 @@ _ALL = [
 
 OPERATORS: dict[str, Operator] = {operator.name: operator for operator in _ALL}
 
+BY_RELAX_NAME: dict[str, tuple[Operator, ...]] = {
+    name: tuple(operator for operator in _ALL if operator.relax_name == name)
+    for name in dict.fromkeys(operator.relax_name for operator in _ALL)
+}
+
 # Classes of operators that a rule can range over with `Class[f](...)`.
 CLASSES: dict[str, tuple[str, ...]] = {
     "Unary": (

@@ -21,7 +21,8 @@ from rlflow_tvm.passes.proof.sampling import FLOAT, Sample, Sampler
 ATTEMPTS = 20000
 SAMPLES = 4
 BY_NAME = {rule.name: rule for rule in CATALOGUE}
-CONDITIONAL = [rule.name for rule in CATALOGUE if rule.when]
+CONDITIONAL = [rule.name for rule in CATALOGUE if any(not text.startswith("is_float") for text in rule.when)]
+"""Rules with conditions of which near-misses can be drawn: samples of divisions are of floats in any case."""
 
 
 def state_of(sample: Sample) -> GraphState:
@@ -69,13 +70,15 @@ def test_near_miss_says_why(name):
     for miss, condition in Sampler(rule, 3).near_misses(2000):
         if condition in seen:
             continue
-        seen.add(condition)
         state = state_of(miss)
-        assert state.sites[name] == ()
+        if state.sites[name]:  # matched all the same, with the operands of a commutative operator the other way round
+            assert all(any(site.variant) for site in state.sites[name]), str(miss)
+            continue
         roots = range(len(rule.equation.left))
         reasons = [state.matches.explain(rule, node, root) for node in state.graph.nodes for root in roots]
         assert any(condition in reason for reason in reasons), (str(miss), condition, reasons)
-    assert seen
+        seen.add(condition)
+    assert seen, "a condition that always holds is none"
 
 
 def test_a_rule_of_another_operator_says_which_it_needs():

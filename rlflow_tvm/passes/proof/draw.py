@@ -111,7 +111,9 @@ def _batch(dice: Dice, other: Shape) -> Shape:
 
 def _concat(dice: Dice, known: Known, given: Given) -> list[Shape]:
     found = next((shape for shape in known if shape is not None), None)
-    base = dice.shape(least=1) if found is None else found
+    base = found
+    if base is None:
+        base = _image(dice, None) if dice.chance(0.25) else dice.shape(least=1)
     if not base:
         raise Unfit("scalars are not joined")
     axis = given.get("axis", int(dice.rng.integers(len(base))))

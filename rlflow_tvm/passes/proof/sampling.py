@@ -32,7 +32,7 @@ LANES = 4
 FLOAT, INTEGER = "float32", "int8"
 _INTEGERS = 0.2  # of the samples, where the left side can be of integers
 _REPEATED = 0.3  # of the variables have the shape of an earlier one
-_NUMBERS = {FLOAT: (0.5, 2.0, -1.0, 0.25, 3.0, 2.0**-17), INTEGER: (2, 3, -1, 7)}
+_NUMBERS = {FLOAT: (0.0, 0.5, 2.0, -1.0, 0.25, 3.0, 2.0**-17), INTEGER: (2, 3, -1, 7)}
 _NEEDS_WEIGHT = re.compile(r"^is_weight\((\w+)\)$")
 
 
@@ -105,6 +105,7 @@ class Sampler:
         self.rule = rule
         self._rng = np.random.default_rng(seed)
         self._weights = {found[1] for text in rule.when if (found := _NEEDS_WEIGHT.match(text))}
+        self._variables = rule.tensors(rule.equation.left)
         self._indices = frozenset(
             t.args[1].name for term in rule.equation.left for t in subterms(term)
             if isinstance(t, Apply) and t.head == "take" and isinstance(t.args[1], Var)
@@ -124,7 +125,8 @@ class Sampler:
     def near_misses(self, attempts: int) -> Iterator[tuple[Sample, str]]:
         """Legal graphs of the left side outside the rule's conditions, each with the first condition that fails."""
         for _ in range(attempts):
-            draw = self._draw({name for name in sorted(self._weights) if self._rng.random() < 0.7})
+            chances = ((name, 0.7 if name in self._weights else 0.2) for name in sorted(self._variables))
+            draw = self._draw({name for name, chance in chances if self._rng.random() < chance})
             if draw is not None and draw.sample() is None and draw.failed:
                 yield draw.near_miss(), draw.failed
 

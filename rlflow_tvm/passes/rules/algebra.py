@@ -32,7 +32,7 @@ RULES = (
         "factor_scale", "algebra", "Linear[f](multiply(x, s), multiply(y, s)) => multiply(Linear[f](x, y), s)",
         symmetric=False,
     ),
-    RewriteRule("double_to_scale", "algebra", "add(x, x) => multiply(x, 2.0)"),
+    RewriteRule("double_to_scale", "algebra", "add(x, x) => multiply(x, 2.0)", symmetric=True),
     RewriteRule("scale_to_double", "algebra", "multiply(x, 2.0) => add(x, x)"),
     RewriteRule("cancel_negatives", "algebra", "negative(negative(x)) => x"),
     RewriteRule("negative_to_scale", "algebra", "negative(x) => multiply(x, -1.0)"),

@@ -156,7 +156,6 @@ RULES = (
         f"conv2d(permute_dims(x, axes=[0, 1, 3, 2]), w, strides=s, padding=p, dilation=d, {_NCHW}, **k) => "
         "permute_dims(conv2d(x, permute_dims(w, axes=[0, 1, 3, 2]), strides=[s[1], s[0]], "
         f"padding=[p[1], p[0], p[3], p[2]], dilation=[d[1], d[0]], {_NCHW}, **k), axes=[0, 1, 3, 2])",
-        when=("rank(x) == 4",),
     ),
     RewriteRule(
         "transposed_of_conv", "conv_algebra",

@@ -124,7 +124,7 @@ RULES = (
     ),
     RewriteRule(
         "adaptive_pool_to_mean", "reduction",
-        "adaptive_avg_pool2d(x, output_size=[1, 1]) => mean(x, axis=[2, 3], keepdims=True)", when=("rank(x) == 4",),
+        "adaptive_avg_pool2d(x, output_size=[1, 1]) => mean(x, axis=[2, 3], keepdims=True)",
     ),
     RewriteRule(
         "mean_to_avg_pool", "reduction",
