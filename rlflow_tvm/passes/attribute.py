@@ -21,6 +21,10 @@ from tvm import relax
 from rlflow_tvm.errors import RewriteError
 
 
+class NotEvaluable(RewriteError):
+    """An expression that does not fit what it is asked of: an axis that a tensor does not have, say."""
+
+
 @dataclass(frozen=True)
 class Attribute:
     """An attribute expression as text (`[0, 2, 1]`, `p`, `compose(p, q)`, `dim(w, 0) + 1`)."""
@@ -49,8 +53,14 @@ class Attribute:
                 raise RewriteError(f"attribute expression {self.text!r}: {tree.id!r} is not bound by the left side")
 
     def value(self, env: Mapping[str, Any]) -> Any:
-        """Its value where `env` holds tensors (Relax expressions), attribute values and rule parameters."""
-        return _compiled(self.text)(env)
+        """Its value where `env` holds tensors (Relax expressions), attribute values and rule parameters.
+
+        RewriteError for a name that `env` lacks, NotEvaluable for values that the expression does not take.
+        """
+        try:
+            return _compiled(self.text)(env)
+        except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise NotEvaluable(f"{self.text} cannot be evaluated ({error})") from error
 
 
 @lru_cache(maxsize=4096)
@@ -67,10 +77,10 @@ def shape(tensor: relax.Expr) -> tuple[int, ...]:
 
 
 def _shape(tensor: relax.Expr) -> tuple[int, ...]:
-    ty = tensor.ty
+    ty = getattr(tensor, "ty", None)
     if isinstance(ty, relax.TensorType) and ty.shape is not None:
         return tuple(int(extent) for extent in ty.shape.values)
-    raise RewriteError(f"a tensor of static shape was expected, not {ty}")
+    raise RewriteError(f"a tensor of static shape was expected, not {ty or tensor}")
 
 
 _shape_of_variable = lru_cache(maxsize=1 << 16)(_shape)  # a variable's type stays, and is asked for again and again

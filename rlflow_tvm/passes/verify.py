@@ -172,7 +172,7 @@ def _difference(sample: Sample, domain: Domain, seed: int) -> _Difference | None
             if isinstance(error, Unfit) or isinstance(domain, MachineIntegers):
                 return _Difference(f"the right side is ill-typed: {error}", tensors)
             continue
-        except (RewriteError, IndexError, TypeError, ZeroDivisionError) as error:
+        except RewriteError as error:
             return _Difference(f"the right side cannot be built: {error}", tensors)
         return None if same(left, right) else _Difference(_told(left, right), tensors)
     return _Difference("every drawn value divides by zero", tensors)

@@ -359,4 +359,7 @@ NOT_FOR_INTEGERS = frozenset({
 def meaning(name: str, domain: Domain, operands: Sequence[Tensor], attributes: Attributes) -> Any:
     """What the operator `name` gives. `Unfit` for operands or attributes that it does not take; `Undefined` for values
     that are none (division by zero, or an operator that the domain does not have)."""
-    return MEANINGS[name](domain, list(operands), attributes)
+    try:
+        return MEANINGS[name](domain, list(operands), attributes)
+    except (IndexError, TypeError, ValueError) as error:  # NumPy's, of positions, axes and extents that do not fit
+        raise Unfit(f"{name}: {error}") from error

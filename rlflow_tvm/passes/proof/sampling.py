@@ -140,7 +140,7 @@ class Sampler:
         draw = _Draw(Dice(self._rng), dtype, self.rule, frozenset(weights), self._indices)
         try:
             draw.left()
-        except (Unfit, RewriteError, IndexError):
+        except RewriteError:
             return None
         return draw
 
@@ -166,20 +166,18 @@ class _Draw:
 
     def sample(self) -> Sample | None:
         """What was drawn, if the rule's conditions hold."""
-        env, asked = dict(self._env), ""
+        env = dict(self._env)
         if not self._tensors.keys() - self._weights:
             return None  # work on weights alone is no match
         try:
             for name, value in self._rule.equation.lets:
-                asked = str(value)
                 env[name] = value.value(env)
             for condition in self._rule.conditions:
-                asked = str(condition)
                 if not condition.value(env):
-                    self.failed = asked
+                    self.failed = condition.text
                     return None
-        except (IndexError, TypeError, ZeroDivisionError) as error:
-            raise CannotDecide(f"{asked} cannot be evaluated ({error}) for {self._told()}") from error
+        except RewriteError as error:
+            raise CannotDecide(f"{error} for {self._told()}") from error
         return Sample(self._rule, self._instance(), self._dtype, env)
 
     def near_miss(self) -> Sample:
