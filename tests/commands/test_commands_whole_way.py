@@ -17,9 +17,11 @@ STEPS = 40
 
 
 @pytest.fixture(scope="module")
-def trained(run, tmp_path_factory) -> Path:
+def trained(run, network, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("trained")
-    completed = run("train", "--steps", STEPS, "--horizon", 20, "--out", out / "agent", "--json", out / "train.json")
+    completed = run(
+        "train", network, "--steps", STEPS, "--horizon", 20, "--out", out / "agent", "--json", out / "train.json"
+    )
     assert completed.returncode == 0, completed.stderr
     return out
 
@@ -34,10 +36,10 @@ def test_train_leaves_agent_plan_and_figures(trained):
     assert (trained / "agent" / "best.plan.json").exists()
 
 
-def test_agent_searches_and_its_plan_compares(run, trained, tmp_path):
+def test_agent_searches_and_its_plan_compares(run, network, trained, tmp_path):
     plan, figures = tmp_path / "plan.json", tmp_path / "figures.json"
     completed = run(
-        "optimize", "zoo:demo", "--agent", trained / "agent" / "agent.safetensors", "--plan", plan, "--json", figures
+        "optimize", network, "--agent", trained / "agent" / "agent.safetensors", "--plan", plan, "--json", figures
     )
     assert completed.returncode == 0, completed.stderr
     data = json.loads(figures.read_text())
@@ -47,7 +49,7 @@ def test_agent_searches_and_its_plan_compares(run, trained, tmp_path):
     assert len(json.loads(plan.read_text())["actions"]) == data["plan_length"]
     table = tmp_path / "compare.json"
     completed = run(
-        "compare", "zoo:demo", "--plan", plan, "--against", "tvm-default", "onnxruntime", "--rounds", 2, "--json", table
+        "compare", network, "--plan", plan, "--against", "tvm-default", "onnxruntime", "--rounds", 2, "--json", table
     )
     assert completed.returncode == 0, completed.stderr
     rows = json.loads(table.read_text())["rows"]
@@ -57,17 +59,18 @@ def test_agent_searches_and_its_plan_compares(run, trained, tmp_path):
     assert "kernel gain" in completed.stdout
 
 
-def test_train_refuses_an_existing_folder_and_resumes_it(run, trained):
-    again = run("train", "--steps", STEPS, "--horizon", 20, "--out", trained / "agent")
+def test_train_refuses_an_existing_folder_and_resumes_it(run, network, trained):
+    again = run("train", network, "--steps", STEPS, "--horizon", 20, "--out", trained / "agent")
     assert again.returncode == 1
     assert "resume" in again.stderr
-    more = run("train", "--steps", 2 * STEPS, "--horizon", 20, "--out", trained / "agent", "--resume")
+    more = run("train", network, "--steps", 2 * STEPS, "--horizon", 20, "--out", trained / "agent", "--resume")
     assert more.returncode == 0, more.stderr
 
 
-def test_killed_training_goes_on_and_the_database_is_whole(run, home, tmp_path):
+def test_killed_training_goes_on_and_the_database_is_whole(run, home, network, tmp_path):
     out = tmp_path / "agent"
-    arguments = [sys.executable, "-m", "rlflow_tvm.train", "--steps", "100000", "--horizon", "20", "--out", str(out)]
+    options = ("--steps", "100000", "--horizon", "20", "--out", str(out))
+    arguments = [sys.executable, "-m", "rlflow_tvm.train", str(network), *options]
     process = subprocess.Popen(
         arguments, env={**os.environ, "RLFLOW_TVM_HOME": str(home)}, stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -78,7 +81,7 @@ def test_killed_training_goes_on_and_the_database_is_whole(run, home, tmp_path):
         time.sleep(0.2)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    resumed = run("train", "--steps", 1, "--horizon", 20, "--out", out, "--resume")
+    resumed = run("train", network, "--steps", 1, "--horizon", 20, "--out", out, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     with sqlite3.connect(home / "kernels.sqlite") as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -13,10 +13,10 @@ from tvm import relax
 from tvm.relax import op as rx
 
 from rlflow_tvm.errors import RewriteError
-from rlflow_tvm.float_check import TOLERANCES, float_check
+from rlflow_tvm.float_check import float_check
 from rlflow_tvm.passes import CATALOGUE, GraphState, RewriteAction, RewriteRule, RuleSet
 from rlflow_tvm.passes.instance import instance_function
-from rlflow_tvm.passes.proof.sampling import FLOAT, Sample, Sampler
+from rlflow_tvm.passes.proof.sampling import Sample, Sampler
 
 ATTEMPTS = 20000
 SAMPLES = 4
@@ -28,12 +28,6 @@ CONDITIONAL = [rule.name for rule in CATALOGUE if any(not text.startswith("is_fl
 def state_of(sample: Sample) -> GraphState:
     mod = tvm.IRModule({"main": instance_function(sample.rule, sample.instance, sample.dtype)})
     return GraphState.from_module(mod, RuleSet((sample.rule,), LANES))
-
-
-@pytest.fixture(scope="session")
-def errors() -> dict[str, float]:
-    """Rule name -> the largest difference between before and after, as a share of the range."""
-    return float_check(CATALOGUE, TARGET, seed=1)
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -50,11 +44,6 @@ def test_rule_fires_on_its_samples(name):
             relax.analysis.well_formed(after.mod)
             tvm.ir.assert_structural_equal(after.mod["main"].ret_ty, state.mod["main"].ret_ty)
             assert state.matches.explain(rule, state.graph.nodes[site.roots[0]]) == ""
-
-
-@pytest.mark.parametrize("name", BY_NAME)
-def test_rule_keeps_the_value(name, errors):
-    assert 0.0 <= errors[name] <= TOLERANCES[FLOAT]
 
 
 def test_compiling_sees_a_wrong_rule():

@@ -1,0 +1,74 @@
+"""`python -m rlflow_tvm.rules`: the whole catalogue is proved; files are listed, proved, recorded, refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlflow_tvm.passes import CATALOGUE
+from rlflow_tvm.passes.proofs import read_rules
+
+RIGHT = {"name": "commuted", "family": "test", "equation": "add(x, y) => add(y, x)", "when": []}
+WRONG = {"name": "swapped", "family": "test", "equation": "subtract(x, y) => subtract(y, x)",
+         "when": ["shape(x) == shape(y)"]}  # fmt: skip
+
+
+def written(folder: Path, *rules: dict) -> Path:
+    file = folder / "rules.json"
+    file.write_text(json.dumps({"format": 1, "rules": rules}))
+    return file
+
+
+@pytest.mark.slow
+def test_the_catalogue_is_proved_and_holds_when_compiled(run):
+    result = run("rules", "verify", "--seed", 1)
+    assert result.returncode == 0, result.stderr
+    assert f"{len(CATALOGUE)} rules proved on " in result.stdout
+    assert f"{len(CATALOGUE)} rules checked compiled" in result.stdout
+
+
+def test_a_wrong_rule_is_told_with_a_counterexample(run, tmp_path):
+    result = run("rules", "verify", written(tmp_path, RIGHT, WRONG))
+    assert result.returncode == 1
+    assert "not proved: swapped: subtract(x, y) => subtract(y, x)" in result.stderr
+    assert "left is" in result.stderr
+    assert len(result.stderr.splitlines()) < 10
+
+
+def test_a_proof_is_recorded_in_the_file(run, tmp_path):
+    file = written(tmp_path, RIGHT)
+    assert "proof: none" in run("rules", "list", file).stdout
+    result = run("rules", "verify", file, "--record", "--jobs", 1)
+    assert result.returncode == 0, result.stderr
+    assert [rule.name for rule in read_rules(file)] == ["commuted"]
+    listed = run("rules", "list", file).stdout
+    assert "over prime fields" in listed
+    assert "proof: none" not in listed
+
+
+def test_the_catalogue_is_listed_with_its_sites(run, tmp_path):
+    out = tmp_path / "rules.json"
+    result = run("rules", "list", "--family", "cancel", "--model", "zoo:demo", "--json", out)
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(out.read_text())
+    assert [row["name"] for row in rows] == [rule.name for rule in CATALOGUE if rule.family == "cancel"]
+    assert all(row["sites"]["zoo:demo"] >= 0 and "over" in row["proof"] for row in rows)
+    assert "relu(relu(x)) => relu(x)" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("list", "--family", "none"), "no such family; there are activation"),
+        (("verify", "--rule", "none"), "there is no such rule"),
+        (("verify", "nowhere.json"), "cannot be read"),
+        (("verify", "--record", "--rule", "relu_idempotent"), "leave --rule out"),
+    ],
+)
+def test_what_is_wrong_is_one_line(run, arguments, said):
+    result = run("rules", *arguments)
+    assert result.returncode != 0
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
