@@ -19,10 +19,6 @@ def _split_rules(name: str, before: str, after: str, when: tuple[str, ...], oper
 
 RULES = (
     RewriteRule(
-        "scale_left_operand", "attention",
-        "multiply(matmul(x, y), s) => matmul(multiply(x, s), y)", when=(_SCALAR.format("s"), "not is_weight(x)"),
-    ),
-    RewriteRule(
         "scale_right_operand", "attention",
         "multiply(matmul(x, y), s) => matmul(x, multiply(y, s))", when=(_SCALAR.format("s"), "not is_weight(y)"),
     ),

@@ -30,11 +30,7 @@ RULES = (
     ),
     RewriteRule(
         "take_before_matmul", "gather", f"{_TAKE.format('matmul(x, w)')} => matmul({_TAKE.format('x')}, w)",
-        when=("rank(w) == 2", "rank(x) >= 3", "k < rank(x) - 1"),
-    ),
-    RewriteRule(
-        "take_row_before_matmul", "gather", f"{_TAKE.format('matmul(x, w)')} => matmul({_TAKE.format('x')}, w)",
-        when=("rank(w) == 2", "rank(x) == 2", "k == 0"),
+        when=("rank(w) == 2", "rank(x) >= 2", "k < rank(x) - 1"),
     ),
     RewriteRule(
         "take_before_layer_norm", "gather",
