@@ -14,7 +14,7 @@ from tvm import relax
 
 from rlflow_tvm.dataflow import Node, canonical
 from rlflow_tvm.passes.attribute import shape
-from rlflow_tvm.passes.graph import Graph
+from rlflow_tvm.passes.graph import VARIABLES, Graph
 from rlflow_tvm.passes.ops import BY_RELAX_NAME, CLASSES, COMMUTATIVE, OPERATORS, Operator
 from rlflow_tvm.passes.rule import RewriteRule
 from rlflow_tvm.passes.term import Apply, Item, Number, Scalar, Term, Var, subterms
@@ -36,9 +36,9 @@ class Mismatch(Exception):
         return self._expr.name if isinstance(self._expr, relax.Var) else type(self._expr).__name__
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # made by the thousand for each graph: a frozen one takes three times as long
 class Match:
-    """A rule's left side found in a graph: its roots, and what its variables stand for."""
+    """A rule's left side found in a graph: its roots, and what its variables stand for. Not to be changed."""
 
     rule: RewriteRule
     roots: tuple[relax.Var, ...]
@@ -228,6 +228,11 @@ def _unify_call(
 
 def _scalar(expr: relax.Expr) -> float | None:
     """The value of a constant without axes, None for anything else."""
+    return None if type(expr) in VARIABLES else _scalar_of_constant(expr)
+
+
+@lru_cache(maxsize=256)  # few, and no more: it keeps them
+def _scalar_of_constant(expr: relax.Expr) -> float | None:
     if not isinstance(expr, tvm.ir.GenericConst) or shape(expr) != ():
         return None
     return float(expr.value.numpy())

@@ -25,6 +25,7 @@ from rlflow_tvm.passes.match import (
     variants,
 )
 from rlflow_tvm.passes.rule import RewriteRule
+from rlflow_tvm.passes.term import depth
 
 _REMEMBERED = 50_000
 
@@ -75,9 +76,14 @@ class RuleSet:
         return self._candidates[key]
 
     @cached_property
+    def depths(self) -> dict[tuple[str, int], int]:
+        """(rule, number of a left term) -> how far a match of it reaches from its root, in operators."""
+        return {(rule.name, n): depth(term) for rule in self.rules for n, term in enumerate(rule.equation.left)}
+
+    @cached_property
     def reach(self) -> int:
         """How far a match of any rule reaches from its root, in operators."""
-        return max((rule.depth for rule in self.rules), default=0)
+        return max(self.depths.values(), default=0)
 
     def __getitem__(self, name: str) -> RewriteRule:
         for rule in self.rules:
@@ -128,26 +134,43 @@ class Matches:
     @staticmethod
     def of(graph: Graph, ruleset: RuleSet) -> Matches:
         """Match every rule everywhere."""
-        return Matches(graph, ruleset, _match_nodes(graph, ruleset, graph.nodes))
+        return Matches(graph, ruleset, _match_nodes(graph, ruleset, ((node, 0) for node in graph.nodes)))
 
     def after(self, graph: Graph) -> Matches:
         """The matches of `graph`, a rewrite of this one: only nodes near a changed binding are looked at again."""
-        old = frozenset(self.graph.nodes)
-        turned = graph.weight_only ^ self.graph.weight_only  # conditions ask for it, however far from the rewrite
-        front = [n for n in graph.nodes if n not in old or n.var in turned]
-        dirty = {node.var: node for node in front}
-        for _ in range(self.ruleset.reach):
-            front = [user for node in front for user in graph.users.get(node.var, ()) if user.var not in dirty]
-            dirty.update({node.var: node for node in front})
-        fresh = _match_nodes(graph, self.ruleset, dirty.values())
-        gone = {*(self.graph.position.keys() - graph.position.keys()), *dirty}
+        distances = self._distances(graph)
+        nodes = ((node, distances[node.var]) for node in graph.nodes if node.var in distances)
+        fresh = _match_nodes(graph, self.ruleset, nodes)
+        removed = self.graph.position.keys() - graph.position.keys()
+        gone = [
+            {*removed, *(var for var, distance in distances.items() if distance < reach)}
+            for reach in range(self.ruleset.reach + 1)
+        ]  # by the depth of the term that matched
         roots = {}
         for key in {**self._roots, **fresh}:
-            matches = self._roots.get(key, {})
-            if not matches.keys().isdisjoint(gone):
-                matches = {var: found for var, found in matches.items() if var not in gone}
+            matches, lost = self._roots.get(key, {}), gone[self.ruleset.depths[key]]
+            if not matches.keys().isdisjoint(lost):
+                matches = {var: found for var, found in matches.items() if var not in lost}
             roots[key] = {**matches, **fresh[key]} if key in fresh else matches
         return Matches(graph, self.ruleset, roots, self)
+
+    def _distances(self, graph: Graph) -> dict[relax.Var, int]:
+        """How far above a change each variable of `graph` is, in operators, no further than a term reaches.
+
+        0: bound anew. -1: begins or ceases to be a weight; conditions ask that of a term's variables, which lie
+        one operator further down than the term's last operator.
+        """
+        old = frozenset(self.graph.nodes)
+        turned = graph.weight_only ^ self.graph.weight_only
+        front = [var for var in turned if var in graph.position]
+        anew = [node.var for node in graph.nodes if node not in old]
+        distances: dict[relax.Var, int] = {}
+        for distance in range(-1, self.ruleset.reach):
+            front = [var for var in front if var not in distances]
+            distances.update(dict.fromkeys(front, distance))
+            users = [user.var for var in front for user in graph.users.get(var, ())]
+            front = [*users, *anew] if distance == -1 else users
+        return distances
 
     def _join(self, rule: RewriteRule, known: Pairs) -> list[Match]:
         """Matches of all roots together: single-root matches that agree on the variables they share.
@@ -257,12 +280,15 @@ def _checked(match: Match, graph: Graph, parameters: Mapping[str, Any]) -> Match
 
 
 def _match_nodes(
-    graph: Graph, ruleset: RuleSet, nodes: Iterable[Node]
+    graph: Graph, ruleset: RuleSet, nodes: Iterable[tuple[Node, int]]
 ) -> dict[tuple[str, int], dict[relax.Var, list[Match]]]:
+    """The matches at each node, by terms that reach further down than the number beside it."""
     parameters = ruleset.parameters(graph)
     result: dict[tuple[str, int], dict[relax.Var, list[Match]]] = {}
-    for node in nodes:
+    for node, distance in nodes:
         for rule, number, forms in ruleset.candidates(node.op, operators_below(node, graph), graph.operators):
+            if ruleset.depths[rule.name, number] <= distance:
+                continue
             matches = match_root(rule, forms, node, graph)
             if len(rule.equation.left) == 1:
                 matches = [c for m in matches if (c := _checked(m, graph, parameters)) is not None]

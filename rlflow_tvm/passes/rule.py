@@ -11,7 +11,7 @@ from typing import Any
 
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes.attribute import FUNCTIONS, Attribute
-from rlflow_tvm.passes.term import Apply, Equation, Item, Scalar, Term, Var, depth, parse_equation, subterms
+from rlflow_tvm.passes.term import Apply, Equation, Item, Scalar, Term, Var, parse_equation, subterms
 
 PARAMETERS = ("lanes", "block", "is_weight", "same")
 """What attribute expressions may use besides a rule's own variables (see `matcher.RuleSet.parameters`)."""
@@ -85,11 +85,6 @@ class RewriteRule:
     @cached_property
     def conditions(self) -> tuple[Attribute, ...]:
         return tuple(Attribute(text) for text in self.when)
-
-    @cached_property
-    def depth(self) -> int:
-        """How far a match reaches from its root, in operators."""
-        return max(depth(term) for term in self.equation.left)
 
     @cached_property
     def shared(self) -> tuple[tuple[str, ...], ...]:
