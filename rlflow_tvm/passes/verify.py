@@ -32,7 +32,7 @@ from rlflow_tvm.passes.proof.domains import (
 )
 from rlflow_tvm.passes.proof.meaning import EXPONENTIAL, ORDERED
 from rlflow_tvm.passes.proof.sampling import (
-    INTEGER,
+    FLOAT,
     CannotDecide,
     Sample,
     Sampler,
@@ -43,7 +43,7 @@ from rlflow_tvm.passes.proof.sampling import (
 from rlflow_tvm.passes.proof.windows import Unfit
 from rlflow_tvm.passes.rule import RewriteRule
 
-PROOF_VERSION = 1
+PROOF_VERSION = 2
 """Of the proofs: raise it when meanings, domains or samples change, and prove the catalogue again."""
 
 INSTANCES = 60
@@ -135,8 +135,8 @@ def verify_all(
 
 def domains_of(sample: Sample) -> list[Domain]:
     """Where a sample's two sides are compared."""
-    if sample.dtype == INTEGER:
-        return [MachineIntegers(INTEGER)]
+    if sample.dtype != FLOAT:
+        return [MachineIntegers(sample.dtype)]
     equation = sample.rule.equation
     if operators_of((*equation.left, *equation.right), sample.env) & ORDERED:
         return [Rationals(extent=_SMALL), Rationals()]
@@ -203,7 +203,7 @@ def _smallest(found: Sample, seed: int) -> Counterexample:
             best = sample
     equation = found.rule.equation
     exponentials = operators_of((*equation.left, *equation.right), best.env) & EXPONENTIAL
-    readable = [] if best.dtype == INTEGER or exponentials else [Rationals(extent=_SMALL)]
+    readable = [] if best.dtype != FLOAT or exponentials else [Rationals(extent=_SMALL)]
     for domain in (*readable, *domains_of(best)):
         for trial in range(3):
             difference = _difference(best, domain, trial)

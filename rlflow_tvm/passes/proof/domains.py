@@ -279,7 +279,10 @@ class Shapes:
         return (np.zeros(shape, self._dtype),)
 
     def constant(self, value: Fraction, like: Tensor) -> Tensor:
-        return (np.zeros((), like[0].dtype),)
+        dtype = like[0].dtype
+        if dtype.kind != "f" and (value.denominator != 1 or not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max):
+            raise Undefined(f"{value} is no {dtype}")
+        return (np.zeros((), dtype),)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         return (np.asarray(a[0] + b[0]),)

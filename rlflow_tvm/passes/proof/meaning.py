@@ -105,7 +105,7 @@ UNARY: dict[str, Callable[[Domain, Tensor], Tensor]] = {
     "sqrt": lambda domain, x: domain.function("sqrt", x),
     "rsqrt": lambda domain, x: _reciprocal(domain, domain.function("sqrt", x)),
     "negative": negative,
-    "abs": lambda domain, x: domain.maximum(x, negative(domain, x)),
+    "abs": lambda domain, x: x if x[0].dtype.kind == "u" else domain.maximum(x, negative(domain, x)),
 }
 
 

@@ -29,10 +29,10 @@ from rlflow_tvm.passes.term import Apply, Item, Number, Scalar, Term, Var, subte
 LANES = 4
 """Vector lanes of the samples' target: blocks of 2 and 4 fit into small shapes."""
 
-FLOAT, INTEGER = "float32", "int8"
-_INTEGERS = 0.2  # of the samples, where the left side can be of integers
+FLOAT, INTEGERS = "float32", ("int8", "uint8")
+_OF_INTEGERS = 0.25  # of the samples, where the left side can be of integers
 _REPEATED = 0.3  # of the variables have the shape of an earlier one
-_NUMBERS = {FLOAT: (0.0, 0.5, 2.0, -1.0, 0.25, 3.0, 2.0**-17), INTEGER: (2, 3, -1, 7)}
+_NUMBERS = {FLOAT: (0.0, 0.5, 2.0, -1.0, 0.25, 3.0, 2.0**-17), "int8": (2, 3, -1, 7), "uint8": (2, 3, 7)}
 _NEEDS_WEIGHT = re.compile(r"^is_weight\((\w+)\)$")
 
 
@@ -136,7 +136,8 @@ class Sampler:
         return None if draw is None else draw.sample()
 
     def _draw(self, weights: set[str]) -> _Draw | None:
-        dtype = INTEGER if self._integers and self._rng.random() < _INTEGERS else FLOAT
+        integers = self._integers and self._rng.random() < _OF_INTEGERS
+        dtype = INTEGERS[int(self._rng.integers(len(INTEGERS)))] if integers else FLOAT
         draw = _Draw(Dice(self._rng), dtype, self.rule, frozenset(weights), self._indices)
         try:
             draw.left()
@@ -226,7 +227,7 @@ class _Draw:
             name, attributes = self._env[term.member]
             return name, dict(attributes)
         names = CLASSES[term.head]
-        if self._dtype == INTEGER:
+        if self._dtype != FLOAT:
             names = tuple(name for name in names if name not in NOT_FOR_INTEGERS)
         return self._dice.pick(names), {}
 

@@ -42,7 +42,7 @@ RULES = (
     RewriteRule("maximum_to_relu", "activation", "maximum(x, 0.0) => relu(x)"),
     RewriteRule("relu_of_abs", "activation", "relu(abs(x)) => abs(x)", when=("is_float(x)",)),
     RewriteRule("abs_of_relu", "activation", "abs(relu(x)) => relu(x)"),
-    RewriteRule("abs_of_negative", "activation", "abs(negative(x)) => abs(x)"),
+    RewriteRule("abs_of_negative", "activation", "abs(negative(x)) => abs(x)", when=("is_float(x)",)),
     RewriteRule("relu_of_softmax", "activation", "relu(softmax(x, axis=k)) => softmax(x, axis=k)"),
     RewriteRule("relu_of_maximum", "activation", "relu(maximum(x, y)) => maximum(relu(x), relu(y))"),
     RewriteRule("maximum_of_relus", "activation", "maximum(relu(x), relu(y)) => relu(maximum(x, y))"),

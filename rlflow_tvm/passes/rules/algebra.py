@@ -35,7 +35,7 @@ RULES = (
     RewriteRule("double_to_scale", "algebra", "add(x, x) => multiply(x, 2.0)", symmetric=True),
     RewriteRule("scale_to_double", "algebra", "multiply(x, 2.0) => add(x, x)"),
     RewriteRule("cancel_negatives", "algebra", "negative(negative(x)) => x"),
-    RewriteRule("negative_to_scale", "algebra", "negative(x) => multiply(x, -1.0)"),
+    RewriteRule("negative_to_scale", "algebra", "negative(x) => multiply(x, -1.0)", when=("is_float(x)",)),
     RewriteRule("scale_to_negative", "algebra", "multiply(x, -1.0) => negative(x)"),
     RewriteRule("subtract_negative", "algebra", "subtract(x, negative(y)) => add(x, y)"),
     RewriteRule("add_negative", "algebra", "add(x, negative(y)) => subtract(x, y)"),
