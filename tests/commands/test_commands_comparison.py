@@ -10,6 +10,7 @@ import onnx
 import pytest
 import typer
 from onnx import TensorProto, helper
+from tvm import relax
 
 from rlflow_tvm import compare, comparison, from_onnx
 from rlflow_tvm.comparison import ONNXRUNTIME, SEARCHED, TUNED, UNSEARCHED, Comparison, Row
@@ -77,6 +78,18 @@ def test_tuned_kernels_have_a_row_of_their_own(tmp_path) -> None:
     untuned = comparison.compare(mod, mod, path, target, [], rounds=2)
     assert untuned.tuning_gain is None
     assert {row.name for row in untuned.rows} == {SEARCHED, UNSEARCHED}
+
+
+def test_a_model_that_tvm_cannot_convert_is_compared_without(caplog) -> None:
+    x, w = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in
+            (("x", (1, 16, 8, 1)), ("w", (16, 16, 1, 1))))  # fmt: skip
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            output = builder.emit_output(relax.op.squeeze(builder.emit(relax.op.nn.conv2d(x, w)), [-1]))
+        builder.emit_func_output(output)
+    assert set(comparison.unsearched(builder.get(), 16)) == {UNSEARCHED}
+    assert "ConvertLayout fails on this model" in caplog.text
 
 
 def test_constant_outputs_are_told() -> None:
