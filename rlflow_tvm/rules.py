@@ -1,4 +1,4 @@
-"""`python -m rlflow_tvm.rules`: list the substitution rules, prove them."""
+"""`python -m rlflow_tvm.rules`: list the substitution rules, prove them, find new ones."""
 
 from __future__ import annotations
 
@@ -116,5 +116,65 @@ def verify(
         print(f"recorded in {path}")
 
 
+OPERATORS = "matmul,add,multiply,relu,concat,split,permute_dims,reshape,conv2d,sum"
+
+
+@cli.reports_errors
+def generate(
+    out: Annotated[Path, typer.Option(help="The rule file (JSON) to write; FILE.journal beside it until it is done.")],
+    ops: Annotated[str, typer.Option(help="The operators of the rules, with commas between them.")] = OPERATORS,
+    depth: Annotated[int, typer.Option(min=1, max=3, help="Operators of a side, at most.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the values that terms are compared on.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes to prove in.")] = 2,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Rank by the sites in this ONNX file or zoo:NAME; may be repeated. Default: zoo:demo."),
+    ] = None,
+    target: Annotated[str, typer.Option(help="Whose vector width sites are counted for: llvm or JSON.")] = "llvm",
+) -> None:
+    """Find rules: enumerate terms, pair equal ones, generalise and prove them; `list` and `verify` take the file.
+
+    The same search gives the same rules. One that was stopped goes on where it was.
+    """
+    cli.check_writable(out)
+    from rlflow_tvm.passes import CATALOGUE
+    from rlflow_tvm.passes.proofs import record, rules_as_json
+    from rlflow_tvm.passes.synthesis.coverage import RuleIndex, covered, instances
+    from rlflow_tvm.passes.synthesis.search import find_rules
+    from rlflow_tvm.passes.synthesis.world import KNOWN
+
+    operators = tuple(dict.fromkeys(name.strip() for name in ops.split(",") if name.strip()))
+    unknown = [name for name in operators if name not in KNOWN]
+    if unknown or not operators:
+        raise UsageError(f"--ops {','.join(unknown)}: rules are found over {', '.join(KNOWN)}")
+    journal = out.with_name(f"{out.name}.journal")
+    with cli.progress_bar("enumerating") as bar:
+        found, counts = find_rules(operators, depth, seed, jobs, journal, bar)
+    print(counts)
+    catalogue = RuleIndex(CATALOGUE)
+    known = {}
+    for one in found:
+        points = instances(one.rule, 6)
+        outcome = covered(points, catalogue, steps=1)
+        known[one.rule.digest] = ", ".join(outcome.by) if points and outcome.at_once == len(points) else ""
+    rules = tuple(one.rule for one in found)
+    sites = Counter[str]()
+    for name in model or ("zoo:demo",):
+        sites += _sites(name, rules, target)
+    ranked = sorted(found, key=lambda one: -sites[one.rule.name])
+    proofs = {one.rule.name: record(one.rule, one.proof) for one in ranked}
+    data = rules_as_json([one.rule for one in ranked], proofs)
+    for entry, one in zip(data["rules"], ranked, strict=True):
+        entry.update(sites=sites[one.rule.name], catalogue=known[one.rule.digest])
+    data["search"] = {"operators": list(operators), "depth": depth, "seed": seed, **vars(counts)}
+    cli.write_json(out, data)
+    journal.unlink(missing_ok=True)
+    new = [one.rule for one in ranked if not known[one.rule.digest]]
+    print(f"{len(ranked) - len(new)} do what one of the catalogue does, {len(new)} are new; most sites:")
+    for rule in new[:10]:
+        print(f"  {sites[rule.name]} {rule}")
+    print(f"written to {out}")
+
+
 if __name__ == "__main__":
-    cli.run_group(__doc__ or "", {"list": list_rules, "verify": verify})
+    cli.run_group(__doc__ or "", {"list": list_rules, "verify": verify, "generate": generate})

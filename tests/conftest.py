@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import onnx
 import pytest
+
+from rlflow_tvm.frontend.net import Net
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -15,3 +18,15 @@ def package_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RLFLOW_TVM_HOME", str(home))
         yield home
+
+
+@pytest.fixture(scope="session")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A convolutional network of few kernels: a residual and a fire block, a pool and a head."""
+    net = Net(0)
+    x = net.conv_relu("image", 3, 16, 3, stride=2)
+    x = net.fire(net.max_pool(net.residual(x, 16)), 16, 8, 16)
+    net.dense(net.global_average(x), 32, 10, "logits")
+    path = tmp_path_factory.mktemp("network") / "network.onnx"
+    onnx.save(net.model("small", {"image": (onnx.TensorProto.FLOAT, (1, 3, 32, 32))}, {"logits": (1, 10)}), path)
+    return path

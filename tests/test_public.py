@@ -24,8 +24,8 @@ TARGET = as_target("llvm")
 
 
 @pytest.fixture(scope="module")
-def mod():
-    return rl.from_onnx(zoo.path("demo"))
+def mod(network):
+    return rl.from_onnx(network)
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +39,13 @@ def outputs(executable, inputs) -> list[np.ndarray]:
     return [result.numpy()] if isinstance(result, tvm.runtime.Tensor) else [tensor.numpy() for tensor in result]
 
 
-def test_superoptimize_is_a_pass_that_keeps_the_outputs(mod, found):
+def test_superoptimize_is_a_pass_that_keeps_the_outputs(mod, found, network):
     # `found` has measured the kernels; the pass finds them in the database
     superoptimize = rl.Superoptimize(TARGET, search="family")
     assert isinstance(superoptimize, tvm.transform.Pass)
     optimized = tvm.transform.Sequential([superoptimize])(mod)
     inputs = random_inputs(mod, 1)
-    expected = onnxruntime_outputs(str(zoo.path("demo")), inputs)
+    expected = onnxruntime_outputs(str(network), inputs)
     assert range_error(run_module(optimized, TARGET, list(inputs.values())), expected) < 1e-4
     assert found.run_secs_after < found.run_secs_before
 
@@ -59,9 +59,9 @@ def test_plan_repeats_the_search(mod, found, tmp_path):
         rl.ApplyPlan(found.plan)(rl.from_onnx(zoo.path("light_squeezenet")))
 
 
-def test_every_way_to_build_gives_the_same(mod):
+def test_every_way_to_build_gives_the_same(mod, network):
     inputs = random_inputs(mod, 2)
-    expected = onnxruntime_outputs(str(zoo.path("demo")), inputs)
+    expected = onnxruntime_outputs(str(network), inputs)
     with TARGET:
         registered = relax.get_pipeline("rlflow")
     for executable in (

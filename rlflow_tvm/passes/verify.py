@@ -8,8 +8,13 @@ What a rule may match in integers is evaluated in a machine's integers, which wr
 
 from __future__ import annotations
 
+import multiprocessing.connection
+import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -102,20 +107,25 @@ def verify_rule(rule: RewriteRule, instances: int = INSTANCES, seed: int = 0) ->
     counts: dict[str, int] = {}
     degree, bounded = 0, False
     try:
-        for number, sample in enumerate(Sampler(rule, seed).samples(ATTEMPTS)):
-            if sum(counts.values()) >= instances:
-                break
-            domains = domains_of(sample)
-            if any(_difference(sample, domain, number) is not None for domain in domains):
+        for sample, equal in compared(rule, instances, seed):
+            if not equal:
                 return _smallest(sample, seed)
-            counts[domains[-1].name] = counts.get(domains[-1].name, 0) + 1
-            bounded |= isinstance(domains[-1], PrimeFields)
+            domain = domains_of(sample)[-1]
+            counts[domain.name] = counts.get(domain.name, 0) + 1
+            bounded |= isinstance(domain, PrimeFields)
             degree = max(degree, _degree(sample))
     except CannotDecide as error:
         return Counterexample(rule, str(error))
     if sum(counts.values()) < LEAST_INSTANCES:
         return Undecided(rule, f"{sum(counts.values())} instances in {ATTEMPTS} draws: {LEAST_INSTANCES} are needed")
     return Proof(dict(sorted(counts.items())), degree, degree / Q if bounded else None)
+
+
+def compared(rule: RewriteRule, instances: int, seed: int, attempts: int = ATTEMPTS) -> Iterator[tuple[Sample, bool]]:
+    """Samples of what `rule` matches, up to `instances` in as many `attempts`, each with whether the two sides are
+    equal. CannotDecide where a condition fails to be true or false."""
+    for number, sample in zip(range(instances), Sampler(rule, seed).samples(attempts), strict=False):
+        yield sample, all(_difference(sample, domain, number) is None for domain in domains_of(sample))
 
 
 def verify_all(
@@ -126,11 +136,30 @@ def verify_all(
     if jobs == 1:
         yield from zip(rules, map(work, rules), strict=True)
         return
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    with worker_pool(jobs) as pool:
+        yield from zip(rules, pool.map(work, rules), strict=True)
+
+
+@contextmanager
+def worker_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end with this one, even where it is killed; what they have not begun at the end is left."""
+    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_end_with_parent) as pool:
         try:
-            yield from zip(rules, pool.map(work, rules), strict=True)
+            yield pool
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def domains_of(sample: Sample) -> list[Domain]:

@@ -8,10 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import onnx
 import pytest
-
-from rlflow_tvm.frontend.net import Net
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -20,18 +17,6 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One kernel database for all commands, so that a kernel is measured once."""
     return tmp_path_factory.mktemp("home")
-
-
-@pytest.fixture(scope="session")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A convolutional network of few kernels: a residual and a fire block, a pool and a head."""
-    net = Net(0)
-    x = net.conv_relu("image", 3, 16, 3, stride=2)
-    x = net.fire(net.max_pool(net.residual(x, 16)), 16, 8, 16)
-    net.dense(net.global_average(x), 32, 10, "logits")
-    path = tmp_path_factory.mktemp("network") / "network.onnx"
-    onnx.save(net.model("small", {"image": (onnx.TensorProto.FLOAT, (1, 3, 32, 32))}, {"logits": (1, 10)}), path)
-    return path
 
 
 @pytest.fixture(scope="session")

@@ -72,3 +72,28 @@ def test_what_is_wrong_is_one_line(run, arguments, said):
     assert result.returncode != 0
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_rules_are_found_proved_and_written(run, tmp_path):
+    out = tmp_path / "found.json"
+    result = run("rules", "generate", "--ops", "relu,permute_dims", "--depth", 2, "--out", out)
+    assert result.returncode == 0, result.stderr
+    assert "terms enumerated" in result.stdout
+    assert [file.name for file in tmp_path.iterdir()] == ["found.json"]  # the journal is gone
+    found = read_rules(out)  # each with its proof
+    assert any(str(rule.equation) == "Unary[f](permute_dims(x, axes=p)) => permute_dims(Unary[f](x), axes=p)"
+               for rule in found)  # fmt: skip
+    data = json.loads(out.read_text())
+    assert data["search"]["kept"] == len(found)
+    assert {entry["catalogue"] for entry in data["rules"]} >= {"permute_after_unary", "relu_idempotent"}
+    verified = run("rules", "verify", out, "--seed", 3)
+    assert verified.returncode == 0, verified.stderr
+
+
+def test_an_operator_that_rules_are_not_found_over_is_told(run, tmp_path):
+    result = run("rules", "generate", "--ops", "relu,frobnicate", "--out", tmp_path / "found.json")
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: --ops frobnicate: rules are found over matmul,") or (
+        "--ops frobnicate: rules are found over" in result.stderr
+    )
+    assert not list(tmp_path.iterdir())

@@ -74,7 +74,7 @@ def shape_of(x: Tensor) -> Shape:
     return x[0].shape
 
 
-def _mixed(x: np.ndarray, key: int) -> np.ndarray:
+def mixed(x: np.ndarray, key: int) -> np.ndarray:
     """SplitMix64 of each element: uint64, evenly spread."""
     with np.errstate(over="ignore"):
         x = x.astype(np.uint64) + np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
@@ -142,13 +142,13 @@ class PrimeFields:
         # the second plane of an exponential is mixed from the first, so exp(exp(x)) reads a residue that nothing
         # relates to exp(x)'s value: a function of it
         first = _power(np.array(_GENERATOR), x[1], P)
-        return first, (_mixed(first, _key(self._seed, "exponent")) % np.uint64(Q)).astype(np.int64)
+        return first, (mixed(first, _key(self._seed, "exponent")) % np.uint64(Q)).astype(np.int64)
 
     def function(self, name: str, *xs: Tensor) -> Tensor:
-        mixed = _mixed(np.zeros((), np.int64), _key(self._seed, name))
+        state = mixed(np.zeros((), np.int64), _key(self._seed, name))
         for x in xs:
-            mixed = _mixed(mixed ^ x[0].astype(np.uint64), 1)
-        return (mixed % np.uint64(P)).astype(np.int64), (_mixed(mixed, 2) % np.uint64(Q)).astype(np.int64)
+            state = mixed(state ^ x[0].astype(np.uint64), 1)
+        return (state % np.uint64(P)).astype(np.int64), (mixed(state, 2) % np.uint64(Q)).astype(np.int64)
 
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         return x

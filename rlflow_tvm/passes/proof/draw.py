@@ -308,6 +308,9 @@ def draw_attributes(name: str, dice: Dice, shapes: list[Shape], given: Given, dt
     drawn: dict[str, Any] = {}
     if not x and name in ("mean", "sum", "max", "min", "softmax", "split", "concat", "take"):
         raise Unfit("a scalar has no axis")
+    images = shapes if name == "conv2d" else shapes[:1] if name.endswith("pool2d") else []
+    if any(len(shape) not in (4, 5) for shape in images):
+        raise Unfit("no image, or no kernel")
     if name in ("max_pool2d", "avg_pool2d", "conv2d"):
         drawn = {**_window(dice, name, shapes), **_layouts(dice, name, shapes, given)}
     elif name == "adaptive_avg_pool2d":

@@ -1,0 +1,1 @@
+"""Finding rules: terms enumerated over a set of operators, equal ones paired, generalised and proved."""

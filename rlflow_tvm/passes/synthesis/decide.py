@@ -1,0 +1,202 @@
+"""Deciding what a group of equal terms is: a rule that can be proved, under which conditions, or a coincidence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.passes.attribute import Attribute
+from rlflow_tvm.passes.proof.domains import Domain, Tensor, same
+from rlflow_tvm.passes.proof.meaning import meaning
+from rlflow_tvm.passes.proof.sampling import CannotDecide, Sample
+from rlflow_tvm.passes.rule import RewriteRule
+from rlflow_tvm.passes.synthesis.enumerate import domain_for
+from rlflow_tvm.passes.synthesis.expressions import conditions
+from rlflow_tvm.passes.synthesis.generalise import Equation, Point, generalised
+from rlflow_tvm.passes.synthesis.ground import Node, parts_of, tensors_of
+from rlflow_tvm.passes.verify import INSTANCES, LEAST_INSTANCES, Proof, compared, verify_rule
+
+_QUICK = 16
+_QUICK_ATTEMPTS = 4000
+_MOST_CONDITIONS = 8
+_MOST_EQUATIONS = 3
+_MOST_PARTS = 4
+_CLASSES = {"relu": ("Unary",), "add": ("Binary", "Commutative", "Linear"), "multiply": ("Binary", "Commutative")}
+"""Classes that an operator of a rule may be generalised to, the widest first."""
+_INVENTED = re.compile(r"axes=\[")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A proved rule."""
+
+    rule: RewriteRule
+    proof: Proof
+
+    def to_json(self) -> dict[str, Any]:
+        return {"rule": self.rule.to_json(), "proof": self.proof.to_json()}
+
+
+def decide(points: Sequence[Point], seed: int = 0) -> list[Found]:
+    """The proved rules that rewrite the left terms of `points` (of one skeleton) into the right ones.
+
+    A rule that adds operators with an order of axes out of nothing undoes a composition: there are as many of these
+    as orders, and none is told.
+    """
+    if any(_differ(point) for point in points[:2]):
+        return []
+    found = _all_decided(points, seed)
+    if not found:  # several rules' points: those alike in their tensors' ranks, then in all attributes
+        for alike in (_ranks, _attributes):
+            parts = _parted(points, alike)
+            if 1 < len(parts) <= _MOST_PARTS:
+                found = [one for part in parts for one in _all_decided(part, seed)]
+            if found:
+                break
+    return found
+
+
+def _all_decided(points: Sequence[Point], seed: int) -> list[Found]:
+    found = []
+    grows = sum(node.size for node in points[0].right) > sum(node.size for node in points[0].left)
+    for number, equation in enumerate(generalised(points)):
+        if number == _MOST_EQUATIONS:
+            break
+        if grows and _INVENTED.search(equation.text.partition("=>")[2]):
+            continue
+        one = _decided(equation, seed)
+        if one is not None:
+            found.append(one)
+    return found
+
+
+def _parted(points: Sequence[Point], alike: Callable[[Point], Any]) -> list[list[Point]]:
+    parts: dict[Any, list[Point]] = {}
+    for point in points:
+        parts.setdefault(alike(point), []).append(point)
+    return list(parts.values())
+
+
+def _ranks(point: Point) -> Any:
+    return tuple(len(tensor.shape) for root in point.left for tensor in tensors_of(root))
+
+
+def _attributes(point: Point) -> Any:
+    """Of its operators, but for extents."""
+    orders = ("axes", "axis", "keepdims", "strides", "groups")
+    held = (pair for root in point.left for part in parts_of(root) for pair in part.attributes)
+    return _ranks(point), tuple(pair for pair in held if pair[0] in orders)
+
+
+def _differ(point: Point) -> bool:
+    """Whether the two sides differ on other values: they were equal by chance."""
+    domain = domain_for(tuple({part.operator for root in (*point.left, *point.right) for part in parts_of(root)}))
+    for seed in range(1, 4):
+        rng = np.random.default_rng(seed)
+        known: dict[Node, Tensor] = {}
+        with np.errstate(over="ignore"):
+            left, right = ([_value(root, domain, rng, known) for root in side] for side in (point.left, point.right))
+        if not same(left, right):
+            return True
+    return False
+
+
+def _value(node: Node, domain: Domain, rng: np.random.Generator, known: dict[Node, Tensor]) -> Tensor:
+    if node not in known:
+        if not node.operator:
+            known[node] = domain.draw(node.shape, rng)
+        else:
+            result = meaning(
+                node.operator, domain, [_value(a, domain, rng, known) for a in node.args], dict(node.attributes)
+            )
+            known[node] = result if node.item is None else result[node.item]
+    return known[node]
+
+
+def _decided(equation: Equation, seed: int) -> Found | None:
+    try:
+        rule = RewriteRule("found", "found", equation.text)
+    except RewriteError:
+        return None  # something stands on the right only
+    true = _true(equation)
+    refused: set[str] = set()
+    while len(rule.when) <= _MOST_CONDITIONS:
+        sample = difference(rule, seed)
+        if isinstance(sample, Sample):
+            separating = next((c for c in true if c not in rule.when and c not in refused and _false(c, sample)), None)
+            if separating is None:
+                return None
+            rule = replace(rule, when=(*rule.when, separating))
+        elif sample == _UNDECIDABLE and rule.when:  # the last condition cannot be asked everywhere
+            refused.add(rule.when[-1])
+            rule = replace(rule, when=rule.when[:-1])
+        elif sample == _EQUAL:
+            return _proved(rule, seed)
+        else:
+            return None
+    return None
+
+
+_EQUAL, _UNDECIDABLE, _TOO_FEW = "equal", "undecidable", "too few"
+
+
+def difference(rule: RewriteRule, seed: int) -> Sample | str:
+    """A sample for which the rule is wrong; or that there is none, or that a condition cannot be asked, or that there
+    are too few samples."""
+    count = 0
+    try:
+        for sample, equal in compared(rule, _QUICK, seed, _QUICK_ATTEMPTS):
+            if not equal:
+                return sample
+            count += 1
+    except CannotDecide:
+        return _UNDECIDABLE
+    return _EQUAL if count >= LEAST_INSTANCES else _TOO_FEW
+
+
+def _true(equation: Equation) -> list[str]:
+    """The conditions that hold at every point."""
+    texts = conditions(equation.tensors, equation.variables, equation.rests, equation.envs[0])
+    return [text for text in dict.fromkeys(texts) if all(_holds(text, env) for env in equation.envs)]
+
+
+def _holds(text: str, env: Any) -> bool:
+    try:
+        return bool(Attribute(text).value(env))
+    except RewriteError:
+        return False
+
+
+def _false(text: str, sample: Sample) -> bool:
+    """Whether the condition can be asked of the sample, and does not hold."""
+    try:
+        return not Attribute(text).value(sample.env)
+    except RewriteError:
+        return False
+
+
+def _proved(rule: RewriteRule, seed: int) -> Found | None:
+    for operator, classes in _CLASSES.items():
+        for name in classes:
+            if (wider := _of_class(rule, operator, name)) is not None and difference(wider, seed) == _EQUAL:
+                rule = wider
+                break
+    proof = verify_rule(rule, INSTANCES, seed)
+    return Found(rule, proof) if isinstance(proof, Proof) else None
+
+
+def _of_class(rule: RewriteRule, operator: str, name: str) -> RewriteRule | None:
+    """The rule with a class of operators in place of one; None if it does not have it on the left side."""
+    pattern = re.compile(rf"\b{operator}\(")
+    if not pattern.search(rule.text.partition("=>")[0]):
+        return None
+    member = "f" if "[f]" not in rule.text else "g"
+    try:
+        return replace(rule, text=pattern.sub(f"{name}[{member}](", rule.text))
+    except RewriteError:
+        return None

@@ -1,0 +1,279 @@
+"""The search for rules: enumerate, pair, leave out what is implied, generalise and prove, in a fixed order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.passes.rule import RewriteRule
+from rlflow_tvm.passes.synthesis.coverage import RuleIndex, covered, instances
+from rlflow_tvm.passes.synthesis.decide import Found, decide
+from rlflow_tvm.passes.synthesis.enumerate import Enumeration, enumerate_terms
+from rlflow_tvm.passes.synthesis.generalise import TENSORS, Point, Roots, skeleton
+from rlflow_tvm.passes.synthesis.ground import Node, parts_of, tensors_of
+from rlflow_tvm.passes.synthesis.world import worlds_for
+from rlflow_tvm.passes.verify import Proof, worker_pool
+
+WAVE = 32
+"""Groups that are decided at once, whatever the number of processes: what is implied does not depend on it."""
+_POINTS = 24  # of a group, at most: from these its equations are made
+_LARGEST_ROOTS = 3
+_MERGED = 2  # operators of a term that is merged with others
+_ASKED = 4  # of a group's pairs, whether they are implied
+_INSTANCES = 6  # of a rule, that others must do alike
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass
+class Counts:
+    """How many terms were enumerated, pairs of equal ones found, groups of pairs alike but for attributes; of the
+    groups: implied by smaller rules, undecided or wrong; rules proved, and kept."""
+
+    enumerated: int = 0
+    paired: int = 0
+    groups: int = 0
+    implied: int = 0
+    unproved: int = 0
+    proved: int = 0
+    kept: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.enumerated} terms enumerated, {self.paired} pairs of equal ones in {self.groups} groups: "
+            f"{self.implied} implied by smaller rules, {self.unproved} not proved; {self.proved} rules proved, "
+            f"{self.kept} kept"
+        )
+
+
+@dataclass(frozen=True)
+class Group:
+    """Pairs of equal terms that are alike but for attributes; `key` names it."""
+
+    key: str
+    points: tuple[Point, ...]
+
+    @property
+    def order(self) -> tuple[int, int, bytes]:
+        """Small terms first; among those of a size mixed, so that what is alike is not decided in one wave."""
+        first = self.points[0]
+        larger, smaller = (sum(node.size for node in side) for side in (first.left, first.right))
+        return larger, smaller, blake2b(self.key.encode()).digest()
+
+
+def find_rules(
+    operators: tuple[str, ...],
+    depth: int,
+    seed: int = 0,
+    jobs: int = 1,
+    journal: Path | None = None,
+    told: Progress = lambda done, total, text: None,
+) -> tuple[list[Found], Counts]:
+    """The rules over `operators` with terms of up to `depth` operators that follow from no smaller ones, in the order
+    in which they were found. With `journal`, decisions are written down there, and those that stand there are not
+    taken again."""
+    counts = Counts()
+    groups = _groups(operators, depth, seed, counts, told)
+    counts.groups = len(groups)
+    decided = _Journal(journal, {"operators": sorted(operators), "depth": depth, "seed": seed})
+    catalogue = _Rules()
+    with worker_pool(jobs) as pool:
+        run = map if jobs == 1 else pool.map
+        work = partial(_decide_group, seed=seed)
+        for start in range(0, len(groups), WAVE):
+            told(start, len(groups), f"{counts.proved} proved, {counts.implied} implied")
+            wave = [group for group in groups[start : start + WAVE] if decided.has(group) or not catalogue.imply(group)]
+            counts.implied += len(groups[start : start + WAVE]) - len(wave)
+            new = [group for group in wave if not decided.has(group)]
+            outcomes = dict(zip((group.key for group in new), run(work, [group.points for group in new]), strict=True))
+            for group in wave:
+                found = decided.get(group) if decided.has(group) else outcomes[group.key]
+                decided.put(group, found)
+                if catalogue.imply(group):
+                    counts.implied += 1
+                elif not found:
+                    counts.unproved += 1
+                else:
+                    counts.proved += len(found)
+                    catalogue.add(found)
+    kept = [replace(one, rule=replace(one.rule, name=f"found_{number}"))
+            for number, one in enumerate(catalogue.kept(), start=1)]  # fmt: skip
+    counts.kept = len(kept)
+    return kept, counts
+
+
+def _decide_group(points: Sequence[Point], seed: int) -> list[Found]:
+    """Rules in both directions."""
+    found = decide(points, seed)
+    back = [Point(point.right, point.left) for point in points]
+    if all(root.operator for root in back[0].left) and not _grows_idly(points[0]):
+        found += decide(back, seed)
+    return found
+
+
+def _grows_idly(point: Point) -> bool:
+    """Whether the smaller side stands within the larger one: to rewrite back is to add work that changes nothing."""
+    small = set(point.right)
+    return any(part in small for root in point.left for part in parts_of(root))
+
+
+def _groups(operators: tuple[str, ...], depth: int, seed: int, counts: Counts, told: Progress) -> list[Group]:
+    by_key: dict[str, dict[tuple[Roots, Roots], list[Point]]] = {}
+    for world in worlds_for(operators):
+        found = enumerate_terms(
+            world, operators, depth, seed, lambda count, text: told(counts.enumerated + count, 0, text)
+        )
+        counts.enumerated += len(found.terms)
+        for pairs in _pairs(found):
+            counts.paired += 1
+            key = skeleton(pairs[0])
+            by_key.setdefault(key, {}).setdefault((pairs[0].left, pairs[0].right), pairs)
+    return sorted((Group(key, _spread(list(pairs.values()))) for key, pairs in by_key.items()), key=lambda g: g.order)
+
+
+def _spread(pairs: list[list[Point]]) -> tuple[Point, ...]:
+    """Points of pairs taken evenly, at most `_POINTS`."""
+    most = _POINTS // len(pairs[0])
+    step = max(1, -(-len(pairs) // most))
+    return tuple(point for pair in pairs[::step] for point in pair)
+
+
+def _pairs(found: Enumeration) -> Iterator[list[Point]]:
+    """Equal terms, the larger left, under each valuation; and pairs of terms that are the parts of a split one."""
+    valuations = range(len(found.world.valuations))
+    smallest: dict[Node, tuple[Node, ...]] = {}
+    for numbers in found.classes.values():
+        nodes: dict[Node, int] = {}
+        for number in numbers:
+            nodes.setdefault(found.node(number, 0), number)
+        least = min(nodes)
+        if least.size > found.depth:
+            continue
+        for node, number in nodes.items():
+            small = tuple(found.node(nodes[least], valuation) for valuation in valuations)
+            large = tuple(found.node(number, valuation) for valuation in valuations)
+            if node.item is not None:
+                smallest[node] = (least, *small[1:])
+            if node is not least and len({*tensors_of(node)}) < len(TENSORS):
+                yield [Point((a,), (b,)) for a, b in zip(large, small, strict=True)]
+    yield from _merges(smallest, found)
+
+
+def _merges(smallest: dict[Node, tuple[Node, ...]], found: Enumeration) -> Iterator[list[Point]]:
+    """Terms alike side by side, and the parts of one split term that they are."""
+    parts: dict[Any, dict[int, tuple[Node, ...]]] = {}
+    for node, small in smallest.items():
+        parts.setdefault((node.args, node.attributes), {})[node.item or 0] = small
+    others: dict[Node, Node] = {}
+    for numbers in found.classes.values():
+        for number in numbers:
+            node = found.node(number, 0)
+            if node.item is not None:
+                others[node] = found.node(number, 1)
+    for (args, attributes), items in parts.items():
+        count = len(dict(attributes)["at"]) + 1
+        roots = [items[i] for i in range(count) if i in items]
+        if len(roots) != count or count > _LARGEST_ROOTS:
+            continue
+        first = [root[0] for root in roots]
+        if any(node.size > _MERGED for node in first):
+            continue
+        alike = len({node.operator for node in first}) == 1 and all(
+            node.operator not in ("", "split") for node in first
+        )
+        if not alike or len(set(first)) != count or not set.intersection(*({*parts_of(node)} for node in first)):
+            continue
+        whole = [node for node in others if node.args == args and node.attributes == attributes]
+        whole.sort(key=lambda node: node.item or 0)
+        yield [
+            Point(tuple(first), tuple(whole)),
+            Point(tuple(root[1] for root in roots), tuple(others[node] for node in whole)),
+        ]
+
+
+class _Rules:
+    """The rules found so far."""
+
+    def __init__(self) -> None:
+        self._index = RuleIndex()
+        self._found: dict[str, Found] = {}
+
+    def add(self, found: Sequence[Found]) -> None:
+        for one in found:
+            if self._found.setdefault(one.rule.digest, one) is one:
+                self._index.add(one.rule)
+
+    def imply(self, group: Group) -> bool:
+        """Whether rules found already make the larger terms of every point smaller, or into the other side."""
+        pairs = group.points[::2]
+        return all(self._implies(point) for point in pairs[:: -(-len(pairs) // _ASKED)])
+
+    def _implies(self, point: Point) -> bool:
+        return any(
+            result == point.right or (len(result) == 1 and result[0] < point.left[0])
+            for _, result in self._index.rewritten(point.left)
+        )
+
+    def kept(self) -> list[Found]:
+        """Without those that others do alike: what a class of operators does, found before the class was."""
+        kept = dict(self._found)
+        for digest, one in self._found.items():
+            others = RuleIndex(other.rule for key, other in kept.items() if key != digest)
+            points = instances(one.rule, _INSTANCES)
+            if points and covered(points, others, steps=1).at_once == len(points):
+                del kept[digest]
+        return list(kept.values())
+
+
+@dataclass
+class _Journal:
+    """Decisions in a file, a line each, of one search; a line that was cut short is not read."""
+
+    path: Path | None
+    settings: dict[str, Any]
+    _known: dict[str, list[Found]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.path is None:
+            return
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        entries = [entry for line in lines if (entry := _read(line)) is not None]
+        if entries and entries[0] != {"settings": self.settings}:
+            raise RewriteError(
+                f"{self.path}: is of another search ({entries[0].get('settings')}); remove it, or name another --out"
+            )
+        for entry in entries[1:]:
+            self._known[entry["group"]] = [
+                Found(RewriteRule.from_json(found["rule"]), Proof(**found["proof"])) for found in entry["found"]
+            ]
+        if not entries:
+            self._write({"settings": self.settings})
+
+    def has(self, group: Group) -> bool:
+        return group.key in self._known
+
+    def get(self, group: Group) -> list[Found]:
+        return self._known[group.key]
+
+    def put(self, group: Group, found: list[Found]) -> None:
+        if group.key not in self._known:
+            self._known[group.key] = found
+            self._write({"group": group.key, "found": [one.to_json() for one in found]})
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+
+
+def _read(line: str) -> dict[str, Any] | None:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
