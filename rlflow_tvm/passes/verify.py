@@ -102,12 +102,12 @@ class Undecided:
 Outcome = Proof | Counterexample | Undecided
 
 
-def verify_rule(rule: RewriteRule, instances: int = INSTANCES, seed: int = 0) -> Outcome:
-    """Evaluate both sides of `rule` on that many samples of what it matches."""
+def verify_rule(rule: RewriteRule, instances: int = INSTANCES, seed: int = 0, attempts: int = ATTEMPTS) -> Outcome:
+    """Evaluate both sides of `rule` on that many samples of what it matches, or those of so many `attempts`."""
     counts: dict[str, int] = {}
     degree, bounded = 0, False
     try:
-        for sample, equal in compared(rule, instances, seed):
+        for sample, equal in compared(rule, instances, seed, attempts):
             if not equal:
                 return _smallest(sample, seed)
             domain = domains_of(sample)[-1]
@@ -117,7 +117,7 @@ def verify_rule(rule: RewriteRule, instances: int = INSTANCES, seed: int = 0) ->
     except CannotDecide as error:
         return Counterexample(rule, str(error))
     if sum(counts.values()) < LEAST_INSTANCES:
-        return Undecided(rule, f"{sum(counts.values())} instances in {ATTEMPTS} draws: {LEAST_INSTANCES} are needed")
+        return Undecided(rule, f"{sum(counts.values())} instances in {attempts} draws: {LEAST_INSTANCES} are needed")
     return Proof(dict(sorted(counts.items())), degree, degree / Q if bounded else None)
 
 

@@ -7,23 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes.attribute import Attribute
-from rlflow_tvm.passes.proof.domains import Domain, Tensor, same
-from rlflow_tvm.passes.proof.meaning import meaning
 from rlflow_tvm.passes.proof.sampling import CannotDecide, Sample
 from rlflow_tvm.passes.rule import RewriteRule
-from rlflow_tvm.passes.synthesis.enumerate import domain_for
 from rlflow_tvm.passes.synthesis.expressions import conditions
 from rlflow_tvm.passes.synthesis.generalise import Equation, Point, generalised
-from rlflow_tvm.passes.synthesis.ground import Node, parts_of, tensors_of
+from rlflow_tvm.passes.synthesis.ground import parts_of, tensors_of
+from rlflow_tvm.passes.synthesis.values import differ
 from rlflow_tvm.passes.verify import INSTANCES, LEAST_INSTANCES, Proof, compared, verify_rule
 
 _QUICK = 16
-_QUICK_ATTEMPTS = 4000
-_MOST_CONDITIONS = 8
+_QUICK_ATTEMPTS = 1500
+_ATTEMPTS = 6000  # rules that match less often than one draw in some hundreds are not worth a search
+_MOST_CONDITIONS = 5
 _MOST_EQUATIONS = 3
 _MOST_PARTS = 4
 _CLASSES = {"relu": ("Unary",), "add": ("Binary", "Commutative", "Linear"), "multiply": ("Binary", "Commutative")}
@@ -48,7 +45,7 @@ def decide(points: Sequence[Point], seed: int = 0) -> list[Found]:
     A rule that adds operators with an order of axes out of nothing undoes a composition: there are as many of these
     as orders, and none is told.
     """
-    if any(_differ(point) for point in points[:2]):
+    if any(differ(point.left, point.right) for point in points[:2]):
         return []
     found = _all_decided(points, seed)
     if not found:  # several rules' points: those alike in their tensors' ranks, then in all attributes
@@ -93,31 +90,6 @@ def _attributes(point: Point) -> Any:
     return _ranks(point), tuple(pair for pair in held if pair[0] in orders)
 
 
-def _differ(point: Point) -> bool:
-    """Whether the two sides differ on other values: they were equal by chance."""
-    domain = domain_for(tuple({part.operator for root in (*point.left, *point.right) for part in parts_of(root)}))
-    for seed in range(1, 4):
-        rng = np.random.default_rng(seed)
-        known: dict[Node, Tensor] = {}
-        with np.errstate(over="ignore"):
-            left, right = ([_value(root, domain, rng, known) for root in side] for side in (point.left, point.right))
-        if not same(left, right):
-            return True
-    return False
-
-
-def _value(node: Node, domain: Domain, rng: np.random.Generator, known: dict[Node, Tensor]) -> Tensor:
-    if node not in known:
-        if not node.operator:
-            known[node] = domain.draw(node.shape, rng)
-        else:
-            result = meaning(
-                node.operator, domain, [_value(a, domain, rng, known) for a in node.args], dict(node.attributes)
-            )
-            known[node] = result if node.item is None else result[node.item]
-    return known[node]
-
-
 def _decided(equation: Equation, seed: int) -> Found | None:
     try:
         rule = RewriteRule("found", "found", equation.text)
@@ -136,10 +108,19 @@ def _decided(equation: Equation, seed: int) -> Found | None:
             refused.add(rule.when[-1])
             rule = replace(rule, when=rule.when[:-1])
         elif sample == _EQUAL:
-            return _proved(rule, seed)
+            return _proved(_without_idle(rule, seed), seed)
         else:
             return None
     return None
+
+
+def _without_idle(rule: RewriteRule, seed: int) -> RewriteRule:
+    """The rule without the conditions that later ones made idle."""
+    for condition in rule.when[:-1]:
+        fewer = replace(rule, when=tuple(c for c in rule.when if c != condition))
+        if difference(fewer, seed) == _EQUAL:
+            rule = fewer
+    return rule
 
 
 _EQUAL, _UNDECIDABLE, _TOO_FEW = "equal", "undecidable", "too few"
@@ -186,7 +167,7 @@ def _proved(rule: RewriteRule, seed: int) -> Found | None:
             if (wider := _of_class(rule, operator, name)) is not None and difference(wider, seed) == _EQUAL:
                 rule = wider
                 break
-    proof = verify_rule(rule, INSTANCES, seed)
+    proof = verify_rule(rule, INSTANCES, seed, _ATTEMPTS)
     return Found(rule, proof) if isinstance(proof, Proof) else None
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from rlflow_tvm.passes.synthesis import expressions
 from rlflow_tvm.passes.synthesis.expressions import OTHER, SHAPE, candidates, extent_candidates, kind, literal, value
-from rlflow_tvm.passes.synthesis.ground import Env, Node, expression_env
+from rlflow_tvm.passes.synthesis.ground import Env, Node, apply, expression_env, leaf, parts_of, tensors_of
+from rlflow_tvm.passes.synthesis.values import differ
 
 _LAYOUTS = frozenset({"data_layout", "kernel_layout", "out_layout"})  # plain ones: worlds have no others
 TENSORS = ("x", "y", "z", "w", "u", "v", "t", "r")
@@ -46,6 +48,37 @@ def skeleton(point: Point) -> str:
         return f"{node.operator}({', '.join(map(told, node.args))}){item}"
 
     return f"{', '.join(map(told, point.left))} => {', '.join(map(told, point.right))}"
+
+
+def abstracted(point: Point) -> Point:
+    """The point with tensors for what stands on both sides as a whole, where it holds whatever computes them."""
+    roots = (*point.left, *point.right)
+    for part in sorted({*parts_of(point.left[0])}, key=lambda node: (-node.size, node.text)):
+        if not part.operator or part in point.left or not all(part in parts_of(root) for root in roots):
+            continue
+        tensor = leaf(f"<{part.text}>", part.shape)
+        swapped = [_swapped(root, part, tensor) for root in roots]
+        inside = {*tensors_of(part)}
+        count = len(point.left)
+        left, right = tuple(swapped[:count]), tuple(swapped[count:])
+        if not any(inside.intersection(tensors_of(root)) for root in swapped) and _hold(left, right):
+            return abstracted(Point(left, right))
+    return point
+
+
+@lru_cache(maxsize=1 << 16)
+def _hold(left: Roots, right: Roots) -> bool:
+    return not differ(left, right, draws=1)
+
+
+def _swapped(node: Node, part: Node, other: Node) -> Node:
+    if node is part:
+        return other
+    if not node.args:
+        return node
+    return apply(
+        node.operator, tuple(_swapped(arg, part, other) for arg in node.args), dict(node.attributes), node.item
+    )
 
 
 def generalised(points: Sequence[Point]) -> Iterator[Equation]:

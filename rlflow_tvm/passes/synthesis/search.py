@@ -15,9 +15,9 @@ from rlflow_tvm.passes.rule import RewriteRule
 from rlflow_tvm.passes.synthesis.coverage import RuleIndex, covered, instances
 from rlflow_tvm.passes.synthesis.decide import Found, decide
 from rlflow_tvm.passes.synthesis.enumerate import Enumeration, enumerate_terms
-from rlflow_tvm.passes.synthesis.generalise import TENSORS, Point, Roots, skeleton
+from rlflow_tvm.passes.synthesis.generalise import TENSORS, Point, Roots, abstracted, skeleton
 from rlflow_tvm.passes.synthesis.ground import Node, parts_of, tensors_of
-from rlflow_tvm.passes.synthesis.world import worlds_for
+from rlflow_tvm.passes.synthesis.world import WORLDS, worlds_for
 from rlflow_tvm.passes.verify import Proof, worker_pool
 
 WAVE = 32
@@ -25,7 +25,7 @@ WAVE = 32
 _POINTS = 24  # of a group, at most: from these its equations are made
 _LARGEST_ROOTS = 3
 _MERGED = 2  # operators of a term that is merged with others
-_ASKED = 4  # of a group's pairs, whether they are implied
+_VALUATIONS = len(WORLDS[0].valuations)
 _INSTANCES = 6  # of a rule, that others must do alike
 
 Progress = Callable[[int, int, str], None]
@@ -88,14 +88,14 @@ def find_rules(
         work = partial(_decide_group, seed=seed)
         for start in range(0, len(groups), WAVE):
             told(start, len(groups), f"{counts.proved} proved, {counts.implied} implied")
-            wave = [group for group in groups[start : start + WAVE] if decided.has(group) or not catalogue.imply(group)]
+            wave = [left for group in groups[start : start + WAVE] if (left := catalogue.unimplied(group)) is not None]
             counts.implied += len(groups[start : start + WAVE]) - len(wave)
             new = [group for group in wave if not decided.has(group)]
             outcomes = dict(zip((group.key for group in new), run(work, [group.points for group in new]), strict=True))
             for group in wave:
                 found = decided.get(group) if decided.has(group) else outcomes[group.key]
                 decided.put(group, found)
-                if catalogue.imply(group):
+                if catalogue.unimplied(group) is None:
                     counts.implied += 1
                 elif not found:
                     counts.unproved += 1
@@ -132,8 +132,12 @@ def _groups(operators: tuple[str, ...], depth: int, seed: int, counts: Counts, t
         counts.enumerated += len(found.terms)
         for pairs in _pairs(found):
             counts.paired += 1
-            key = skeleton(pairs[0])
-            by_key.setdefault(key, {}).setdefault((pairs[0].left, pairs[0].right), pairs)
+            general = [abstracted(point) for point in pairs]
+            if len({skeleton(point) for point in general}) == 1:
+                pairs = general
+            if pairs[0].left == pairs[0].right:
+                continue
+            by_key.setdefault(skeleton(pairs[0]), {}).setdefault((pairs[0].left, pairs[0].right), pairs)
     return sorted((Group(key, _spread(list(pairs.values()))) for key, pairs in by_key.items()), key=lambda g: g.order)
 
 
@@ -160,7 +164,8 @@ def _pairs(found: Enumeration) -> Iterator[list[Point]]:
             large = tuple(found.node(number, valuation) for valuation in valuations)
             if node.item is not None:
                 smallest[node] = (least, *small[1:])
-            if node is not least and len({*tensors_of(node)}) < len(TENSORS):
+            ours, theirs = {*tensors_of(node)}, {*tensors_of(least)}
+            if node is not least and len(ours | theirs) < len(TENSORS) and (ours <= theirs or theirs <= ours):
                 yield [Point((a,), (b,)) for a, b in zip(large, small, strict=True)]
     yield from _merges(smallest, found)
 
@@ -209,16 +214,28 @@ class _Rules:
             if self._found.setdefault(one.rule.digest, one) is one:
                 self._index.add(one.rule)
 
-    def imply(self, group: Group) -> bool:
-        """Whether rules found already make the larger terms of every point smaller, or into the other side."""
-        pairs = group.points[::2]
-        return all(self._implies(point) for point in pairs[:: -(-len(pairs) // _ASKED)])
+    def unimplied(self, group: Group) -> Group | None:
+        """The group's pairs of which one or two steps of rules found already do not make the larger term smaller than
+        it is, or into the other one; None if there are none."""
+        points = group.points
+        pairs = [points[i : i + _VALUATIONS] for i in range(0, len(points), _VALUATIONS)]
+        left = [pair for pair in pairs if not self._implies(pair[0])]
+        return replace(group, points=tuple(point for pair in left for point in pair)) if left else None
 
     def _implies(self, point: Point) -> bool:
+        if len(point.left) > 1:
+            return any(result == point.right for _, result in self._index.rewritten(point.left))
+        (start,), (goal,) = point.left, point.right
+        between = []
+        for result in self._index.everywhere(start):
+            if result is goal or result < start:
+                return True
+            if result.size <= start.size:
+                between.append(result)
         return any(
-            result == point.right or (len(result) == 1 and result[0] < point.left[0])
-            for _, result in self._index.rewritten(point.left)
-        )
+            result is goal or result < start
+            for middle in dict.fromkeys(between) for result in self._index.everywhere(middle)
+        )  # fmt: skip
 
     def kept(self) -> list[Found]:
         """Without those that others do alike: what a class of operators does, found before the class was."""

@@ -28,7 +28,7 @@ class World:
     """`leaves`: the tensors with their extents, symbols or "1"; `valuations`: what each symbol is; `images`: the leaves
     that are convolved, with what is made of others.
 
-    Extents of a valuation differ, so that what fits fits because of its symbols.
+    No two symbols agree under every valuation, so that what fits fits because of its symbols.
     """
 
     name: str
@@ -75,7 +75,7 @@ IMAGES = World(
     },
     (
         {"n": 2, "c": 3, "h": 5, "w": 7, "d": 8, "o": 4, "r": 2, "t": 3, "q": 6},
-        {"n": 3, "c": 4, "h": 6, "w": 5, "d": 7, "o": 2, "r": 3, "t": 1, "q": 8},
+        {"n": 3, "c": 4, "h": 6, "w": 5, "d": 7, "o": 6, "r": 2, "t": 1, "q": 8},
     ),
     frozenset({"x", "y", "z"}),
 )  # fmt: skip
