@@ -91,6 +91,9 @@ def _attributes(point: Point) -> Any:
 
 
 def _decided(equation: Equation, seed: int) -> Found | None:
+    left, _, right = equation.text.partition(" => ")
+    if left == right:
+        return None  # equal but for attributes of which nothing is told
     try:
         rule = RewriteRule("found", "found", equation.text)
     except RewriteError:
