@@ -15,14 +15,15 @@ from rlflow_tvm.passes.synthesis.expressions import conditions
 from rlflow_tvm.passes.synthesis.generalise import Equation, Point, generalised
 from rlflow_tvm.passes.synthesis.ground import parts_of, tensors_of
 from rlflow_tvm.passes.synthesis.values import differ
-from rlflow_tvm.passes.verify import INSTANCES, LEAST_INSTANCES, Proof, compared, verify_rule
+from rlflow_tvm.passes.verify import INSTANCES, Proof, compared, verify_rule
 
 _QUICK = 16
 _QUICK_ATTEMPTS = 1500
+_FEW = 4  # samples without a difference, with which a rule goes to its proof
 _ATTEMPTS = 6000  # rules that match less often than one draw in some hundreds are not worth a search
 _MOST_CONDITIONS = 5
 _MOST_EQUATIONS = 3
-_MOST_PARTS = 4
+_MOST_PARTS = 6
 _CLASSES = {"relu": ("Unary",), "add": ("Binary", "Commutative", "Linear"), "multiply": ("Binary", "Commutative")}
 """Classes that an operator of a rule may be generalised to, the widest first."""
 _INVENTED = re.compile(r"axes=\[")
@@ -48,8 +49,8 @@ def decide(points: Sequence[Point], seed: int = 0) -> list[Found]:
     if any(differ(point.left, point.right) for point in points[:2]):
         return []
     found = _all_decided(points, seed)
-    if not found:  # several rules' points: those alike in their tensors' ranks, then in all attributes
-        for alike in (_ranks, _attributes):
+    if not found:  # several rules' points: those alike in their tensors' ranks, then in their axes too
+        for alike in (_ranks, _axes):
             parts = _parted(points, alike)
             if 1 < len(parts) <= _MOST_PARTS:
                 found = [one for part in parts for one in _all_decided(part, seed)]
@@ -83,11 +84,9 @@ def _ranks(point: Point) -> Any:
     return tuple(len(tensor.shape) for root in point.left for tensor in tensors_of(root))
 
 
-def _attributes(point: Point) -> Any:
-    """Of its operators, but for extents."""
-    orders = ("axes", "axis", "keepdims", "strides", "groups")
+def _axes(point: Point) -> Any:
     held = (pair for root in point.left for part in parts_of(root) for pair in part.attributes)
-    return _ranks(point), tuple(pair for pair in held if pair[0] in orders)
+    return _ranks(point), tuple(pair for pair in held if pair[0] in ("axes", "axis"))
 
 
 def _decided(equation: Equation, seed: int) -> Found | None:
@@ -140,7 +139,7 @@ def difference(rule: RewriteRule, seed: int) -> Sample | str:
             count += 1
     except CannotDecide:
         return _UNDECIDABLE
-    return _EQUAL if count >= LEAST_INSTANCES else _TOO_FEW
+    return _EQUAL if count >= _FEW else _TOO_FEW
 
 
 def _true(equation: Equation) -> list[str]:

@@ -257,6 +257,7 @@ class _Enumerator:
         for operator in (name for name in self._operators if name in PRODUCTS):
             for args in product(seen, repeat=2):
                 for number in list(self._applied(operator, args, 3, True)):
-                    if self._is_first(number):
+                    first = self._found.terms[self._first_of(number)]
+                    if (first.operator, first.args) == (operator, args):
                         for view in views:
-                            yield view, (number,), 4
+                            yield view, (self._first_of(number),), 4

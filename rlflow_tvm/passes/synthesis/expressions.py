@@ -125,6 +125,7 @@ def conditions(tensors: Sequence[str], variables: Mapping[str, str], rests: Sequ
     ranks = {t: len(value(f"shape({t})", env)) for t in tensors}
     pairs = [*combinations(tensors, 2)]
     yield from (f"shape({a}) == shape({b})" for a, b in pairs)
+    yield from _shapes_with_units(tensors, env)
     yield from (f"rank({t}) >= 2" for t in tensors)
     yield from (f"rank({t}) <= 1" for t in tensors)
     yield from (f"rank({a}) == rank({b})" for a, b in pairs)
@@ -147,9 +148,21 @@ def conditions(tensors: Sequence[str], variables: Mapping[str, str], rests: Sequ
         yield from (f'{k}["out_dtype"] in [None, dtype({t})]' for t in tensors[:1])
 
 
+def _shapes_with_units(tensors: Sequence[str], env: Env) -> Iterator[str]:
+    """For tensors with axes of extent 1: the whole shape, the other extents those of tensors beside them."""
+    shapes = {t: value(f"shape({t})", env) for t in tensors}
+    for t, extents in shapes.items():
+        if 1 not in extents:
+            continue
+        known = [(f"dim({u}, {axis})", e) for u, shape in shapes.items() if u != t for axis, e in enumerate(shape)]
+        others = [["1"] if extent == 1 else [text for text, e in known if e == extent] for extent in extents]
+        yield from (f"shape({t}) == [{', '.join(texts)}]" for texts in product(*others))
+
+
 def _of_variable(name: str, of: str, tensors: Sequence[str], variables: Mapping[str, str], env: Env) -> Iterator[str]:
     held = env[name]
     if of == AXES:
+        yield f"{name} == range(len({name}))"
         yield from (f"{name} == swap_last(rank({t}))" for t in tensors)
         yield from (f"compose({name}, {other}) == range(len({name}))" for other, o in variables.items() if o == AXES)
     elif of == AXIS:

@@ -54,7 +54,10 @@ MATRICES = World(
         "a": ("k", "n"), "b": ("k", "n"), "d": ("k", "q"), "f": ("l", "n"), "c": ("n", "q"),
         "v": ("n",), "s": (),
     },
-    ({"m": 3, "k": 4, "n": 6, "l": 5, "q": 7}, {"m": 5, "k": 2, "n": 4, "l": 3, "q": 6}),
+    (
+        {"m": 3, "k": 4, "n": 6, "l": 5, "q": 7},
+        {"m": 5, "k": 2, "n": 4, "l": 3, "q": 6},
+    ),
 )  # fmt: skip
 
 BATCHES = World(
@@ -80,13 +83,19 @@ IMAGES = World(
     frozenset({"x", "y", "z"}),
 )  # fmt: skip
 
-WORLDS = (MATRICES, BATCHES, IMAGES)
+EQUALS = World(
+    "equals",
+    dict.fromkeys("xyzw", ("m", "k")),
+    ({"m": 3, "k": 4}, {"m": 4, "k": 6}),
+)
+
+WORLDS = (MATRICES, BATCHES, IMAGES, EQUALS)
 
 Choices = Callable[[World, Operands], Iterator[Choice]]
 
 _OF_IMAGES = frozenset({"conv2d"})
-_STEPPED = {"strides": (2, 1), "padding": (1, 0, 1, 2), "dilation": (1, 2)}
-_TURNED = {"strides": (1, 2), "padding": (0, 1, 2, 1), "dilation": (2, 1)}  # the same, rows and columns exchanged
+_STEPPED = {"strides": (2, 1), "padding": (1, 0, 1, 2), "dilation": (1, 3)}
+_TURNED = {"strides": (1, 2), "padding": (0, 1, 2, 1), "dilation": (3, 1)}  # rows and columns exchanged
 _ORDERS_OF_FOUR = ((0, 1, 3, 2), (1, 0, 2, 3), (0, 2, 3, 1), (0, 3, 1, 2))
 
 
@@ -108,15 +117,15 @@ def _permutes(world: World, operands: Operands) -> Iterator[Choice]:
     """None where an axis has the extent 1: to move that is a reshape."""
     shapes = operands[0]
     rank = len(shapes[0])
-    orders = _ORDERS_OF_FOUR if rank == 4 else permutations(range(rank)) if rank < 4 else ()
+    orders = _ORDERS_OF_FOUR if rank == 4 else permutations(range(rank)) if 1 < rank < 4 else ()
     for axes in orders:
         if axes != tuple(range(rank)) and not _units(shapes):
             yield _alike(len(shapes), {"axes": axes})
 
 
 def _reshapes(world: World, operands: Operands) -> Iterator[Choice]:
-    """Neighbouring axes joined; an axis taken apart into two extents of the world; axes of extent 1 dropped, or moved
-    to where the other axis stands first."""
+    """Neighbouring axes joined; an axis taken apart into two extents of the world; axes of extent 1
+    dropped, or moved to where the other axis stands first."""
     shapes = operands[0]
     rank, units = len(shapes[0]), _units(operands[0])
     found: list[Shapes] = []
