@@ -40,6 +40,11 @@ class Attribute:
         tree = _parse(self.text)
         return tree.id if isinstance(tree, ast.Name) else None
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names it reads, functions apart."""
+        return _names(self.text)
+
     def check(self, names: Container[str]) -> None:
         """RewriteError if it is not of an allowed form or reads a name outside `names`: known without a match."""
         for tree in ast.walk(_parse(self.text)):
@@ -69,6 +74,11 @@ def _parse(text: str) -> ast.expr:
         return ast.parse(text, mode="eval").body
     except SyntaxError:
         raise RewriteError(f"attribute expression {text!r} cannot be read") from None
+
+
+@lru_cache(maxsize=4096)
+def _names(text: str) -> frozenset[str]:
+    return frozenset(tree.id for tree in ast.walk(_parse(text)) if isinstance(tree, ast.Name)) - FUNCTIONS.keys()
 
 
 def shape(tensor: relax.Expr) -> tuple[int, ...]:

@@ -1,27 +1,31 @@
 """Samples: shapes, element types, attributes and weights with which a rule's left side is legal, and matched.
 
 The left side is drawn from its leaves: an operator whose operands are partly known has the others drawn beside them,
-then its attributes; what turns out illegal, or outside the rule's conditions, is drawn again.
+then its attributes. What a condition says of them is heeded as soon as all that it reads is drawn; what turns out
+illegal, or outside the rule's conditions all the same, is drawn again.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 from tvm import relax
 
 from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.passes.attribute import shape
 from rlflow_tvm.passes.instance import Instance
 from rlflow_tvm.passes.matcher import RuleSet
 from rlflow_tvm.passes.ops import CLASSES, OPERATORS, REQUIRED
 from rlflow_tvm.passes.proof.domains import Domain, Shape, Shapes, Tensor, shape_of
 from rlflow_tvm.passes.proof.draw import Dice, draw_attributes, draw_operands
 from rlflow_tvm.passes.proof.meaning import NOT_FOR_INTEGERS, meaning, number
+from rlflow_tvm.passes.proof.steering import UNSTEERED, Steering
 from rlflow_tvm.passes.proof.windows import Unfit
 from rlflow_tvm.passes.rule import RewriteRule
 from rlflow_tvm.passes.term import Apply, Item, Number, Scalar, Term, Var, subterms
@@ -34,6 +38,9 @@ _OF_INTEGERS = 0.25  # of the samples, where the left side can be of integers
 _REPEATED = 0.3  # of the variables have the shape of an earlier one
 _NUMBERS = {FLOAT: (0.0, 0.5, 2.0, -1.0, 0.25, 3.0, 2.0**-17), "int8": (2, 3, -1, 7), "uint8": (2, 3, 7)}
 _NEEDS_WEIGHT = re.compile(r"^is_weight\((\w+)\)$")
+_REDRAWS = 8  # of a call's operands or attributes, until no condition speaks against them
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,7 @@ class Sampler:
             t.args[1].name for term in rule.equation.left for t in subterms(term)
             if isinstance(t, Apply) and t.head == "take" and isinstance(t.args[1], Var)
         )  # fmt: skip
+        self._steering = Steering(rule)
         heads = [t for term in rule.equation.left for t in subterms(term) if isinstance(t, Apply)]
         self._integers = not any(t.head in NOT_FOR_INTEGERS for t in heads)
 
@@ -126,19 +134,19 @@ class Sampler:
         """Legal graphs of the left side outside the rule's conditions, each with the first condition that fails."""
         for _ in range(attempts):
             chances = ((name, 0.7 if name in self._weights else 0.2) for name in sorted(self._variables))
-            draw = self._draw({name for name, chance in chances if self._rng.random() < chance})
+            draw = self._draw({name for name, chance in chances if self._rng.random() < chance}, UNSTEERED)
             if draw is not None and draw.sample() is None and draw.failed:
                 yield draw.near_miss(), draw.failed
 
     def attempt(self) -> Sample | None:
         """One draw; None where it is no legal graph, or none that the rule's conditions hold for."""
-        draw = self._draw(self._weights)
+        draw = self._draw(self._weights, self._steering)
         return None if draw is None else draw.sample()
 
-    def _draw(self, weights: set[str]) -> _Draw | None:
+    def _draw(self, weights: set[str], steering: Steering) -> _Draw | None:
         integers = self._integers and self._rng.random() < _OF_INTEGERS
         dtype = INTEGERS[int(self._rng.integers(len(INTEGERS)))] if integers else FLOAT
-        draw = _Draw(Dice(self._rng), dtype, self.rule, frozenset(weights), self._indices)
+        draw = _Draw(Dice(self._rng), dtype, self.rule, frozenset(weights), self._indices, steering)
         try:
             draw.left()
         except RewriteError:
@@ -146,13 +154,31 @@ class Sampler:
         return draw
 
 
+def _bound(term: Apply, attributes: dict[str, Any]) -> dict[str, Any]:
+    """What the attribute variables of a call stand for."""
+    named = {
+        attribute.variable: attributes[key] for key, attribute in term.attributes if attribute.variable is not None
+    }
+    if term.rest is None:
+        return named
+    keys = dict(term.attributes)
+    return {**named, term.rest: {key: value for key, value in attributes.items() if key not in keys}}
+
+
+@lru_cache(maxsize=1 << 14)
+def _stand_in(name: str, extents: Shape, dtype: str) -> relax.Var:
+    return relax.Var(name, relax.TensorType(extents, dtype))
+
+
 class _Draw:
     """One attempt. `failed`: the condition that did not hold."""
 
     def __init__(
-        self, dice: Dice, dtype: str, rule: RewriteRule, weights: frozenset[str], indices: frozenset[str]
-    ) -> None:
+        self, dice: Dice, dtype: str, rule: RewriteRule, weights: frozenset[str], indices: frozenset[str],
+        steering: Steering,
+    ) -> None:  # fmt: skip
         self._dice, self._dtype, self._rule, self._weights, self._indices = dice, dtype, rule, weights, indices
+        self._steering = steering
         self._bounds: dict[str, int] = {}  # of positions: the extents that they count along
         self._domain = Shapes(dtype)
         self.failed = ""
@@ -214,12 +240,23 @@ class _Draw:
         shapes = [shape_of(x) for x in operands]
         if term.member is None:
             attributes = self._known(term)  # now of the operands too
-        attributes = draw_attributes(name, self._dice, shapes, attributes, self._dtype)
+        attributes = self._steered(
+            lambda: draw_attributes(name, self._dice, shapes, attributes, self._dtype),
+            lambda drawn: _bound(term, drawn),
+        )
         self._bind(term, name, attributes)
         if name == "take" and isinstance(term.args[1], Var) and -len(shapes[0]) <= attributes["axis"] < len(shapes[0]):
             extent = shapes[0][attributes["axis"]]
             self._bounds[term.args[1].name] = min(extent, self._bounds.get(term.args[1].name, extent))
         return meaning(name, self._domain, operands, attributes)
+
+    def _steered(self, draw: Callable[[], T], names: Callable[[T], dict[str, Any]]) -> T:
+        """What `draw` gives, drawn again while a condition speaks against it. `names`: what it binds."""
+        for _ in range(_REDRAWS):
+            drawn = draw()
+            if self._steering.permit(self._env, names(drawn)):
+                return drawn
+        raise Unfit("no draw that the conditions permit")
 
     def _member(self, term: Apply) -> tuple[str, dict[str, Any]]:
         assert term.member is not None
@@ -241,39 +278,48 @@ class _Draw:
             known = dict(self._env[term.rest])
         for name, attribute in named.items():
             try:
-                known[name] = attribute.value(self._env)
+                variable = attribute.variable
+                if variable is None or variable in self._env:
+                    known[name] = attribute.value(self._env)
+                else:
+                    known[name] = self._steering.value(variable, self._env)
             except RewriteError:
                 continue
         return known
 
     def _operands(self, name: str, term: Apply, attributes: dict[str, Any]) -> list[Tensor]:
-        free = [isinstance(arg, Var) and arg.name not in self._tensors for arg in term.args]
-        found: list[Any] = [None if open_ else self._drawn(arg) for arg, open_ in zip(term.args, free, strict=True)]
-        known: list[Shape | None] = [None if x is None else shape_of(x) for x in found]
-        if any(free):
-            for number, open_ in enumerate(free):  # what must agree with an earlier variable's shape often does so
-                if open_ and self._tensors and self._dice.chance(_REPEATED):
-                    known[number] = shape_of(self._dice.pick(list(self._tensors.values())))
-            shapes = draw_operands(name, self._dice, known, attributes)
-            for arg, open_, shape in zip(term.args, free, shapes, strict=True):
-                if open_ and isinstance(arg, Var) and arg.name not in self._tensors:
-                    dtype = "int64" if arg.name in self._indices else self._dtype
-                    self._tensors[arg.name] = Shapes(dtype).draw(shape)
-                    self._env[arg.name] = relax.Var(arg.name, relax.TensorType(shape, dtype))
+        terms = [None if isinstance(arg, Var) else self._drawn(arg) for arg in term.args]  # they may draw a variable
+        found: list[Any] = [self._tensors.get(arg.name) if isinstance(arg, Var) else x
+                            for arg, x in zip(term.args, terms, strict=True)]  # fmt: skip
+        if any(x is None for x in found):
+            new = self._steered(lambda: self._variables(name, term, found, attributes), lambda drawn: drawn)
+            for variable, stands_in in new.items():
+                self._tensors[variable] = Shapes(str(stands_in.ty.dtype)).draw(shape(stands_in))
+            self._env.update(new)
         return [self._tensors[arg.name] if isinstance(arg, Var) else x for arg, x in zip(term.args, found, strict=True)]
+
+    def _variables(self, name: str, term: Apply, found: list[Any], attributes: dict[str, Any]) -> dict[str, relax.Var]:
+        """The operands that are not `found`."""
+        known: list[Shape | None] = [None if x is None else shape_of(x) for x in found]
+        for place, x in enumerate(found):  # what must agree with an earlier variable's shape often does so
+            if x is None and self._tensors and self._dice.chance(_REPEATED):
+                known[place] = shape_of(self._dice.pick(list(self._tensors.values())))
+        new: dict[str, relax.Var] = {}
+        for arg, x, drawn in zip(term.args, found, draw_operands(name, self._dice, known, attributes), strict=True):
+            if x is None and isinstance(arg, Var) and arg.name not in new:
+                dtype = "int64" if arg.name in self._indices else self._dtype
+                new[arg.name] = _stand_in(arg.name, drawn, dtype)
+        return new
 
     def _bind(self, term: Apply, name: str, attributes: dict[str, Any]) -> None:
         if term.member is not None:
             self._note(term.member, (name, attributes))
             return
-        named = dict(term.attributes)
-        for key, attribute in named.items():
-            if attribute.variable is not None and attribute.variable not in self._env:
-                self._note(attribute.variable, attributes[key])
-            elif attribute.value(self._env) != attributes[key]:
+        for variable, value in _bound(term, attributes).items():
+            self._note(variable, value)
+        for key, attribute in term.attributes:
+            if attribute.value(self._env) != attributes[key]:
                 raise Unfit(f"{key} is not {attribute}")
-        if term.rest is not None:
-            self._note(term.rest, {key: value for key, value in attributes.items() if key not in named})
 
     def _note(self, variable: str, value: Any) -> None:
         if self._env.setdefault(variable, value) != value:
@@ -284,9 +330,9 @@ class _Draw:
 def drawn_tensors(sample: Sample, domain: Domain, rng: np.random.Generator) -> dict[str, Tensor]:
     """Random values of the sample's variables."""
     tensors = {}
-    for name, shape in sample.instance.shapes.items():
-        tensors[name] = domain.draw(shape, rng)
+    for name, extents in sample.instance.shapes.items():
+        tensors[name] = domain.draw(extents, rng)
         if name in sample.instance.indices:  # the same in each plane
-            positions = np.asarray(rng.integers(0, sample.instance.indices[name], shape))
+            positions = np.asarray(rng.integers(0, sample.instance.indices[name], extents))
             tensors[name] = tuple(positions for _ in tensors[name])
     return tensors
