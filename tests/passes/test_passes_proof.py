@@ -146,6 +146,26 @@ def test_samples_have_unequal_extents_and_extents_of_one():
     assert {len(shape) for shape in shapes} >= {0, 1, 2, 3, 4}
 
 
+def test_conditions_steer_the_draw():
+    narrow = RewriteRule(
+        "narrow", "test", "add(permute_dims(x, axes=p), permute_dims(y, axes=p)) => permute_dims(add(x, y), axes=p)",
+        ("shape(x) == shape(y)", "rank(x) == 3", "p == swap_last(rank(x))"),
+    )  # fmt: skip
+    sampler = Sampler(narrow)
+    found = [sample for _ in range(400) if (sample := sampler.attempt()) is not None]
+    assert len(found) > 100  # three in a thousand, were they drawn first and asked then
+    assert {sample.instance.attributes["p"] for sample in found} == {(0, 2, 1)}
+    assert len({sample.instance.shapes["x"] for sample in found}) > 20
+    assert {sample.dtype for sample in found} == {FLOAT, "int8", "uint8"}
+
+
+def test_near_misses_are_not_steered():
+    rule = RewriteRule("narrow", "test", "add(x, y) => add(y, x)", ("shape(x) == shape(y)",))
+    misses = list(Sampler(rule).near_misses(100))
+    assert len(misses) > 20
+    assert {condition for _, condition in misses} == {"shape(x) == shape(y)"}
+
+
 def test_the_same_seed_gives_the_same_samples():
     first, second = ([str(s) for s in Sampler(CATALOGUE[0], 7).samples(500)] for _ in "ab")
     assert first == second
