@@ -139,7 +139,7 @@ def generate(
     cli.check_writable(out)
     from rlflow_tvm.passes import CATALOGUE
     from rlflow_tvm.passes.proofs import record, rules_as_json
-    from rlflow_tvm.passes.synthesis.coverage import RuleIndex, covered, instances
+    from rlflow_tvm.passes.synthesis.coverage import RuleIndex, done_by
     from rlflow_tvm.passes.synthesis.search import find_rules
     from rlflow_tvm.passes.synthesis.world import KNOWN
 
@@ -152,11 +152,7 @@ def generate(
         found, counts = find_rules(operators, depth, seed, jobs, journal, bar)
     print(counts)
     catalogue = RuleIndex(CATALOGUE)
-    known = {}
-    for one in found:
-        points = instances(one.rule, 6)
-        outcome = covered(points, catalogue, steps=1)
-        known[one.rule.digest] = ", ".join(outcome.by) if points and outcome.at_once == len(points) else ""
+    known = {one.rule.digest: ", ".join(done_by(one.rule, catalogue)) for one in found}
     rules = tuple(one.rule for one in found)
     sites = Counter[str]()
     for name in model or ("zoo:demo",):

@@ -14,6 +14,7 @@ from rlflow_tvm.passes.synthesis.ground import Node, apply, built, expression_en
 from rlflow_tvm.passes.term import Apply, Item, Number, Scalar, subterms
 
 _ATTEMPTS = 3000
+_INSTANCES = 6  # of a rule, that others must do alike
 _MOST_TERMS = 400  # that are looked at between two terms
 
 
@@ -100,6 +101,13 @@ def covered(points: Sequence[Point], rules: RuleIndex, steps: int = 2, but: str 
         elif len(point.left) == 1 and steps > 1 and _reaches(point.left[0], point.right[0], rules, steps):
             several += 1
     return Covered(once, several, len(points) - once - several, tuple(names))
+
+
+def done_by(rule: RewriteRule, rules: RuleIndex) -> tuple[str, ...]:
+    """Names of those that do at once what `rule` does; none where they do not do all of it."""
+    points = instances(rule, _INSTANCES)
+    outcome = covered(points, rules, steps=1)
+    return outcome.by if outcome.at_once == len(points) else ()
 
 
 def _reaches(start: Node, goal: Node, rules: RuleIndex, steps: int) -> bool:

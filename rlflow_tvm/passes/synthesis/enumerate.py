@@ -84,15 +84,19 @@ Progress = Callable[[int, str], None]
 
 
 def enumerate_terms(
-    world: World, operators: tuple[str, ...], depth: int, seed: int = 0, told: Progress = lambda count, text: None
+    world: World,
+    operators: tuple[str, ...],
+    depth: int,
+    seed: int = 0,
+    on_progress: Progress = lambda count, text: None,
 ) -> Enumeration:
-    """Terms of up to `depth` operators, and of the larger kinds; `told` hears how many there are so far."""
-    return _Enumerator(world, operators, depth, seed, told).run()
+    """Terms of up to `depth` operators, and of the larger kinds; `on_progress` hears how many there are so far."""
+    return _Enumerator(world, operators, depth, seed, on_progress).run()
 
 
 class _Enumerator:
-    def __init__(self, world: World, operators: tuple[str, ...], depth: int, seed: int, told: Progress) -> None:
-        self._world, self._operators, self._told = world, operators, told
+    def __init__(self, world: World, operators: tuple[str, ...], depth: int, seed: int, on_progress: Progress) -> None:
+        self._world, self._operators, self._on_progress = world, operators, on_progress
         self._domain = domain_for(operators)
         self._found = Enumeration(world, depth)
         self._composed: list[list[int]] = [[]]  # by size: the first terms of their values
@@ -150,16 +154,12 @@ class _Enumerator:
 
     def _parts_of_one(self, size: int) -> Iterator[tuple[int, ...]]:
         """Both results of a split, which is done once."""
-        terms = self._found.terms
         for number in self._composed[size]:
-            entry = terms[number]
+            entry = self._found.terms[number]
             if entry.operator == "split" and entry.item == 0:
-                others = [n for n in (number + 1,) if n < len(terms) and terms[n].operator == "split"
-                          and terms[n].args == entry.args and terms[n].choice == entry.choice]  # fmt: skip
-                for other in others:
-                    first = self._found.classes[terms[other].digest][0]
-                    yield (number, first)
-                    yield (first, number)
+                other = self._first_of(number + 1)  # a split's results follow one another
+                yield (number, other)
+                yield (other, number)
 
     def _applied(self, operator: str, args: tuple[int, ...], size: int, kept: bool) -> Iterator[int]:
         operands = [self._values(number) for number in args]
@@ -219,11 +219,8 @@ class _Enumerator:
             Entry(operator, args, choice, item, size, digest, values if kept and len(same) == 1 else None)
         )
         if number % 1000 == 0:
-            self._told(number, f"{self._world.name}: {size} operators")
+            self._on_progress(number, f"{self._world.name}: {size} operators")
         return number
-
-    def _leaves(self) -> list[int]:
-        return self._composed[0]
 
     def _on_parts(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
         """f(u, v), f(u', v') joined or added: v and v' the parts of a split tensor, u and u' likewise, or two tensors,
@@ -231,7 +228,7 @@ class _Enumerator:
         if "split" not in self._operators:
             return
         split = [pair for pair in self._parts_of_one(1) if pair[0] < pair[1]]
-        plain = list(product(self._leaves(), repeat=2))
+        plain = list(product(self._composed[0], repeat=2))
         binary = [name for name in self._operators if OPERATORS[name].arity == 2]
         joins = [name for name in self._operators if name in ("add", "concat")]
         for operator in binary:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -146,7 +146,7 @@ class _Fit:
 
     def equation(self) -> Equation | None:
         self._named = self._differing()
-        left = [self._rendered(root, [p.left[i] for p in self._points], self._left_attributes)
+        left = [self._rendered(root, [p.left[i] for p in self._points], is_left=True)
                 for i, root in enumerate(self._points[0].left)]  # fmt: skip
         self._envs = [
             expression_env({**self._tensors[i], **{n: v[i] for n, v in self._values.items()},
@@ -158,7 +158,7 @@ class _Fit:
             if all(len(tensors[name].shape) == len(node.shape) for tensors in self._tensors)
         }  # fmt: skip
         try:
-            right = [self._rendered(root, [p.right[i] for p in self._points], self._right_attributes)
+            right = [self._rendered(root, [p.right[i] for p in self._points], is_left=False)
                      for i, root in enumerate(self._points[0].right)]  # fmt: skip
         except _NoExpression:
             return None
@@ -168,13 +168,11 @@ class _Fit:
             tuple(self._envs[i] for i in self._covered),
         )  # fmt: skip
 
-    def _rendered(
-        self, ours: Node, theirs: list[Node], attributes: Callable[[str, list[dict[str, Any]]], list[str]]
-    ) -> str:
+    def _rendered(self, ours: Node, theirs: list[Node], is_left: bool) -> str:
         if not ours.operator:
             return self._names[ours]
-        args = [self._rendered(arg, [node.args[i] for node in theirs], attributes) for i, arg in enumerate(ours.args)]
-        told = attributes(ours.operator, [dict(node.attributes) for node in theirs])
+        args = [self._rendered(arg, [node.args[i] for node in theirs], is_left) for i, arg in enumerate(ours.args)]
+        told = self._attributes(ours.operator, [dict(node.attributes) for node in theirs], is_left)
         text = f"{ours.operator}({', '.join(args + told)})"
         return text if ours.item is None else f"{text}[{ours.item}]"
 
@@ -214,16 +212,19 @@ class _Fit:
         self._rests[name] = others
         return name
 
-    def _left_attributes(self, operator: str, attributes: list[dict[str, Any]]) -> list[str]:
+    def _attributes(self, operator: str, attributes: list[dict[str, Any]], is_left: bool) -> list[str]:
+        """What a call's attributes are told as: variables on the left, expressions on the right; defaults are left
+        out, on the left where they are of no kind that could be anything."""
         rest = operator == "conv2d" and self._named is not None
         told = []
         for name in sorted(attributes[0]):
-            values = [a[name] for a in attributes]
-            default = expressions.defaults(operator)[name]
-            if (rest and name not in (self._named or ())) or (not rest and all(v == default for v in values)
-                                                               and kind(operator, name) == OTHER):  # fmt: skip
+            if rest and name not in (self._named or ()):
                 continue
-            told.append(f"{name}={self._variable(kind(operator, name), values)}")
+            values, of = [a[name] for a in attributes], kind(operator, name)
+            default = expressions.defaults(operator)[name]
+            idle = not rest and (of == OTHER or not is_left)
+            if not (idle and all(values[i] == default for i in self._covered)):
+                told.append(f"{name}={(self._variable if is_left else self._expression)(of, values)}")
         return [*told, f"**{self._with_rest(attributes)}"] if rest else told
 
     def _variable(self, of: str, values: list[Any]) -> str:
@@ -236,19 +237,6 @@ class _Fit:
         name = expressions.NAMES[of] + (str(count + 1) if count else "")
         self._variables[name], self._values[name] = of, values
         return name
-
-    def _right_attributes(self, operator: str, attributes: list[dict[str, Any]]) -> list[str]:
-        rest = operator == "conv2d" and self._named is not None
-        told = []
-        for name in sorted(attributes[0]):
-            values = [a[name] for a in attributes]
-            default = expressions.defaults(operator)[name]
-            if (rest and name not in (self._named or ())) or (
-                not rest and all(values[i] == default for i in self._covered)
-            ):
-                continue
-            told.append(f"{name}={self._expression(kind(operator, name), values)}")
-        return [*told, f"**{self._with_rest(attributes)}"] if rest else told
 
     def _expression(self, of: str, values: list[Any]) -> str:
         """The expression that gives the first point its value, and most others; the others are not covered any more."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes.rule import RewriteRule
-from rlflow_tvm.passes.synthesis.coverage import RuleIndex, covered, instances
+from rlflow_tvm.passes.synthesis.coverage import RuleIndex, done_by
 from rlflow_tvm.passes.synthesis.decide import Found, decide
 from rlflow_tvm.passes.synthesis.enumerate import Enumeration, enumerate_terms
 from rlflow_tvm.passes.synthesis.generalise import TENSORS, Point, Roots, abstracted, skeleton
@@ -26,7 +26,6 @@ _POINTS = 24  # of a group, at most: from these its equations are made
 _LARGEST_ROOTS = 3
 _MERGED = 2  # operators of a term that is merged with others
 _VALUATIONS = len(WORLDS[0].valuations)
-_INSTANCES = 6  # of a rule, that others must do alike
 
 Progress = Callable[[int, int, str], None]
 
@@ -73,13 +72,13 @@ def find_rules(
     seed: int = 0,
     jobs: int = 1,
     journal: Path | None = None,
-    told: Progress = lambda done, total, text: None,
+    on_progress: Progress = lambda done, total, text: None,
 ) -> tuple[list[Found], Counts]:
     """The rules over `operators` with terms of up to `depth` operators that follow from no smaller ones, in the order
     in which they were found. With `journal`, decisions are written down there, and those that stand there are not
     taken again."""
     counts = Counts()
-    groups = _groups(operators, depth, seed, counts, told)
+    groups = _groups(operators, depth, seed, counts, on_progress)
     counts.groups = len(groups)
     decided = _Journal(journal, {"operators": sorted(operators), "depth": depth, "seed": seed})
     catalogue = _Rules()
@@ -87,21 +86,23 @@ def find_rules(
         run = map if jobs == 1 else pool.map
         work = partial(_decide_group, seed=seed)
         for start in range(0, len(groups), WAVE):
-            told(start, len(groups), f"{counts.proved} proved, {counts.implied} implied")
+            on_progress(start, len(groups), f"{counts.proved} proved, {counts.implied} implied")
             wave = [left for group in groups[start : start + WAVE] if (left := catalogue.unimplied(group)) is not None]
             counts.implied += len(groups[start : start + WAVE]) - len(wave)
             new = [group for group in wave if not decided.has(group)]
             outcomes = dict(zip((group.key for group in new), run(work, [group.points for group in new]), strict=True))
+            grown = False  # by rules of this wave, which may imply what comes after them
             for group in wave:
                 found = decided.get(group) if decided.has(group) else outcomes[group.key]
                 decided.put(group, found)
-                if catalogue.unimplied(group) is None:
+                if grown and catalogue.unimplied(group) is None:
                     counts.implied += 1
                 elif not found:
                     counts.unproved += 1
                 else:
                     counts.proved += len(found)
                     catalogue.add(found)
+                    grown = True
     kept = [replace(one, rule=replace(one.rule, name=f"found_{number}"))
             for number, one in enumerate(catalogue.kept(), start=1)]  # fmt: skip
     counts.kept = len(kept)
@@ -123,11 +124,11 @@ def _grows_idly(point: Point) -> bool:
     return any(part in small for root in point.left for part in parts_of(root))
 
 
-def _groups(operators: tuple[str, ...], depth: int, seed: int, counts: Counts, told: Progress) -> list[Group]:
+def _groups(operators: tuple[str, ...], depth: int, seed: int, counts: Counts, on_progress: Progress) -> list[Group]:
     by_key: dict[str, dict[tuple[Roots, Roots], list[Point]]] = {}
     for world in worlds_for(operators):
         found = enumerate_terms(
-            world, operators, depth, seed, lambda count, text: told(counts.enumerated + count, 0, text)
+            world, operators, depth, seed, lambda count, text: on_progress(counts.enumerated + count, 0, text)
         )
         counts.enumerated += len(found.terms)
         for pairs in _pairs(found):
@@ -151,7 +152,7 @@ def _spread(pairs: list[list[Point]]) -> tuple[Point, ...]:
 def _pairs(found: Enumeration) -> Iterator[list[Point]]:
     """Equal terms, the larger left, under each valuation; and pairs of terms that are the parts of a split one."""
     valuations = range(len(found.world.valuations))
-    smallest: dict[Node, tuple[Node, ...]] = {}
+    splits: dict[Any, dict[int, tuple[Roots, Roots]]] = {}  # the smallest term that each part equals, and the part
     for numbers in found.classes.values():
         nodes: dict[Node, int] = {}
         for number in numbers:
@@ -159,47 +160,34 @@ def _pairs(found: Enumeration) -> Iterator[list[Point]]:
         least = min(nodes)
         if least.size > found.depth:
             continue
+        small = tuple(found.node(nodes[least], valuation) for valuation in valuations)
         for node, number in nodes.items():
-            small = tuple(found.node(nodes[least], valuation) for valuation in valuations)
             large = tuple(found.node(number, valuation) for valuation in valuations)
             if node.item is not None:
-                smallest[node] = (least, *small[1:])
+                splits.setdefault((node.args, node.attributes), {})[node.item] = small, large
             ours, theirs = {*tensors_of(node)}, {*tensors_of(least)}
             if node is not least and len(ours | theirs) < len(TENSORS) and (ours <= theirs or theirs <= ours):
                 yield [Point((a,), (b,)) for a, b in zip(large, small, strict=True)]
-    yield from _merges(smallest, found)
+    for (_, attributes), items in splits.items():
+        parts = [items[item] for item in range(len(dict(attributes)["at"]) + 1) if item in items]
+        if len(parts) == len(dict(attributes)["at"]) + 1 and _merge([small[0] for small, _ in parts]):
+            yield [
+                Point(tuple(small[valuation] for small, _ in parts), tuple(part[valuation] for _, part in parts))
+                for valuation in valuations
+            ]
 
 
-def _merges(smallest: dict[Node, tuple[Node, ...]], found: Enumeration) -> Iterator[list[Point]]:
-    """Terms alike side by side, and the parts of one split term that they are."""
-    parts: dict[Any, dict[int, tuple[Node, ...]]] = {}
-    for node, small in smallest.items():
-        parts.setdefault((node.args, node.attributes), {})[node.item or 0] = small
-    others: dict[Node, Node] = {}
-    for numbers in found.classes.values():
-        for number in numbers:
-            node = found.node(number, 0)
-            if node.item is not None:
-                others[node] = found.node(number, 1)
-    for (args, attributes), items in parts.items():
-        count = len(dict(attributes)["at"]) + 1
-        roots = [items[i] for i in range(count) if i in items]
-        if len(roots) != count or count > _LARGEST_ROOTS:
-            continue
-        first = [root[0] for root in roots]
-        if any(node.size > _MERGED for node in first):
-            continue
-        alike = len({node.operator for node in first}) == 1 and all(
-            node.operator not in ("", "split") for node in first
-        )
-        if not alike or len(set(first)) != count or not set.intersection(*({*parts_of(node)} for node in first)):
-            continue
-        whole = [node for node in others if node.args == args and node.attributes == attributes]
-        whole.sort(key=lambda node: node.item or 0)
-        yield [
-            Point(tuple(first), tuple(whole)),
-            Point(tuple(root[1] for root in roots), tuple(others[node] for node in whole)),
-        ]
+def _merge(terms: list[Node]) -> bool:
+    """Whether they are terms alike side by side, which one split term may do the work of."""
+    operators = {node.operator for node in terms}
+    return (
+        len(terms) <= _LARGEST_ROOTS
+        and len(operators) == 1
+        and operators.isdisjoint({"", "split"})
+        and all(node.size <= _MERGED for node in terms)
+        and len(set(terms)) == len(terms)
+        and bool(set.intersection(*({*parts_of(node)} for node in terms)))
+    )
 
 
 class _Rules:
@@ -242,8 +230,7 @@ class _Rules:
         kept = dict(self._found)
         for digest, one in self._found.items():
             others = RuleIndex(other.rule for key, other in kept.items() if key != digest)
-            points = instances(one.rule, _INSTANCES)
-            if points and covered(points, others, steps=1).at_once == len(points):
+            if done_by(one.rule, others):
                 del kept[digest]
         return list(kept.values())
 
