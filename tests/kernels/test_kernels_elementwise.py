@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import pytest
+import tvm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_checks import check
+from kernel_checks import TARGET, check, graph
 from tvm import relax
 
+from rlflow_tvm.kernels import extract_kernels, schedule_kernel, tir_pipeline, vector_lanes
+
 op = relax.op
+
+
+def _by_lanes(build: Callable[..., relax.Expr], shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether LLVM's code of the kernels puts whole vectors together lane by lane."""
+    functions = {}
+    for i, kernel in enumerate(extract_kernels(graph(build, shapes), TARGET)):
+        functions[f"kernel_{i}"] = schedule_kernel(kernel.func, TARGET).with_attr("global_symbol", f"kernel_{i}")
+    module = tvm.compile(tvm.IRModule(functions), target=TARGET, tir_pipeline=tir_pipeline(TARGET))
+    return f"insertelement <{vector_lanes(TARGET)} x float>" in module.mod.inspect_source("ll")
+
+
 SHAPES = [(1,), (17,), (1, 1, 1), (5, 33), (4, 1, 200), (3, 7, 31, 2), (1, 13, 97, 19), (64, 512)]
 
 
@@ -71,6 +87,38 @@ def test_cut_into_parts(axis: int) -> None:
 
 def test_pad() -> None:
     check(lambda x: op.nn.pad(x, (1, 2, 0, 3)), lambda x: np.pad(x, ((1, 2), (0, 3))), [(19, 30)])
+
+
+@pytest.mark.parametrize("shape", [(1, 128, 28, 28), (3, 7, 28, 28), (2, 19, 12, 12), (64, 48, 28), (1, 40, 54, 54)])
+def test_rows_that_no_whole_vectors_fill_are_copied_in_vectors(shape: tuple[int, ...]) -> None:
+    check(op.nn.relu, lambda x: np.maximum(x, 0), [shape])
+    assert not _by_lanes(lambda x: op.nn.relu(x), [shape])
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [((3, 0), (0, 3)), ((0, 0), (1, 1)), ((2, 5), (0, 17)), ((0, 1), (0, 0)), ((4, 4), (40, 3))]
+)
+def test_pad_of_any_row(left: tuple[int, int], right: tuple[int, int]) -> None:
+    widths = [0, 0, 0, 0, *left, *right]
+    pairs = [(0, 0), (0, 0), left, right]
+    check(lambda x: op.nn.pad(x, widths), lambda x: np.pad(x, pairs), [(1, 5, 17, 33)])
+    assert not _by_lanes(lambda x: op.nn.pad(x, widths), [(1, 5, 17, 33)])
+
+
+@pytest.mark.parametrize("extents", [(384, 384), (7, 250), (3, 5, 41), (16, 1, 16, 1)])
+def test_work_on_joined_rows(extents: tuple[int, ...]) -> None:
+    shapes = [(2, 19, extent) for extent in extents]
+
+    def build(bias: relax.Expr, *parts: relax.Expr) -> relax.Expr:
+        return op.nn.relu(op.add(op.concat(list(parts), axis=2), bias))
+
+    check(build, lambda b, *p: np.maximum(np.concatenate(p, 2) + b, 0), [(sum(extents),), *shapes])
+    assert not _by_lanes(build, [(sum(extents),), *shapes])
+
+
+def test_rows_of_many_pieces_are_not_cut() -> None:
+    shapes = [(3, 2)] * 20
+    check(lambda *parts: op.concat(list(parts), axis=1), lambda *parts: np.concatenate(parts, 1), shapes)
 
 
 def test_gather_rows() -> None:

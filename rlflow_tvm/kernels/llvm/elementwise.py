@@ -13,6 +13,7 @@ from tvm.target import Target
 
 from ..loops import block_kinds, extent, fuse_all, inlined_maps, leaf_blocks, vectorise
 from ..target import num_cores, vector_lanes
+from .cuts import cut_points, mark
 
 _SMALL = 8192  # elements below which starting threads costs more than they save
 _TASKS_EACH = 4  # parallel iterations a thread should have at least
@@ -64,7 +65,7 @@ def schedule_any(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> None:
 def schedule_map(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> None:
     """Vectorise the innermost loop of a mapping block, run the outer ones in parallel.
 
-    Trailing axes that all accesses walk through in memory order are one loop.
+    Trailing axes that all accesses walk through in memory order are one loop, or as many of them as whole vectors take.
     """
     loops = sch.get_loops(block)
     if not loops:
@@ -74,21 +75,36 @@ def schedule_map(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> None:
     if turned is not None:
         schedule_turned(sch, block, turned, lanes, num_cores(target))
         return
-    flat = flat_axes(sch, block) if len(loops) == len(sch.get(block).iter_vars) else 1
+    own = len(loops) == len(sch.get(block).iter_vars)
+    flat = _whole_vectors([extent(sch, loop) for loop in loops], flat_axes(sch, block), lanes) if own else 1
+    cuts = cut_points(sch, block) if own and flat == 1 else []
     inner = fuse_all(sch, loops[len(loops) - flat :])
     outer = loops[: len(loops) - flat]
     tasks = math.prod(extent(sch, loop) for loop in outer)
     width = extent(sch, inner)
     threads = num_cores(target)
-    if tasks * width <= _SMALL or threads == 1:
-        vectorise(sch, inner, lanes)
-        return
-    if tasks < _TASKS_EACH * threads and width > _CHUNK * lanes:
+    parallel = threads > 1 and tasks * width > _SMALL
+    if parallel and not cuts and tasks < _TASKS_EACH * threads and width > _CHUNK * lanes:
         chunk, inner = sch.split(inner, [None, _CHUNK * lanes])
         outer = [*outer, chunk]
-    vectorise(sch, inner, lanes)
-    if outer:
+    if cuts:
+        mark(sch, inner, cuts, lanes)
+    else:
+        vectorise(sch, inner, lanes)
+    if parallel and outer:
         sch.parallel(fuse_all(sch, outer))
+
+
+def _whole_vectors(extents: list[int], flat: int, lanes: int) -> int:
+    """How many of the `flat` trailing axes to make one: the fewest that whole vectors fill, or all of them.
+
+    A vector over more of them than that has indices of which TVM does not see that they are neighbours, where the last
+    axis is none of whole vectors.
+    """
+    if extents[-1] % lanes == 0:
+        return flat
+    fitting = (count for count in range(1, flat + 1) if math.prod(extents[-count:]) % lanes == 0)
+    return next(fitting, flat)
 
 
 def schedule_turned(sch: s_tir.Schedule, block: SBlockRV, turned: int, lanes: int, threads: int) -> None:

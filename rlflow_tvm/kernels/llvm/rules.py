@@ -7,6 +7,7 @@ from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
 from .conv import Conv2d
+from .cuts import cut_loops
 from .elementwise import Elementwise, Fallback
 from .empty import Empty
 from .matmul import Matmul
@@ -44,6 +45,6 @@ def schedule(func: tirx.PrimFunc, target: Target) -> tuple[str, tirx.PrimFunc] |
             # a primitive proves each of its steps and refuses the others: the kernel is none of this rule's
             continue
         if found is not None:
-            scheduled = found.mod["main"]
+            scheduled = cut_loops(found.mod["main"])
             return name, scheduled if name in _OWN_TAILS else insert_prefetches(peel_tails(scheduled))
     return None

@@ -110,7 +110,7 @@ def _peel(loop: tirx.For, bound: Bound, factor: int) -> list[Stmt]:
     if rest:
         inner = Analyzer().simplify(bound.expr - bound.base)
         tail = _assume(loop.body, bound, inner < rest)
-        pieces.append(_substitute(tail, loop.loop_var, tirx.const(full, loop.loop_var.ty.dtype)))
+        pieces.append(substitute(tail, loop.loop_var, tirx.const(full, loop.loop_var.ty.dtype)))
     return pieces
 
 
@@ -233,7 +233,8 @@ def _assume(stmt: Stmt, bound: Bound, instead: tvm.ir.Expr | None) -> Stmt:
     return tvm_ffi.structural_map(stmt, (s_tir.SBlockRealize, rewrite))
 
 
-def _substitute(stmt: Stmt, var: tirx.Var, value: tvm.ir.Expr) -> Stmt:
+def substitute(stmt: Stmt, var: tirx.Var, value: tvm.ir.Expr) -> Stmt:
+    """`stmt` with `value` in place of `var`."""
     return tvm_ffi.structural_map(stmt, (tirx.Var, lambda found: value if found.same_as(var) else found))
 
 
