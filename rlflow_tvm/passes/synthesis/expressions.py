@@ -74,7 +74,8 @@ def candidates(kind: str, tensors: Sequence[str], ranks: Mapping[str, int], vari
         yield from (f"[{k}]" for k in axes)
         yield from (f"[rank({t}) - {back}]" for back in (1, 2) for t in deep)
     elif kind == POINTS:
-        yield from _points(deep, ranks, axes, values)
+        shapes = [name for name, of in variables.items() if of == SHAPE]
+        yield from _points(deep, ranks, axes, shapes, values)
     elif kind == SHAPE:
         yield from _shapes(deep, ranks, variables, orders, sets, values)
     elif kind == OTHER and values and isinstance(values[0], tuple):
@@ -89,12 +90,13 @@ def _extents(tensors: Iterable[str], ranks: Mapping[str, int]) -> list[str]:
 
 
 def _points(
-    tensors: Sequence[str], ranks: Mapping[str, int], axes: Sequence[str], values: Sequence[Any]
+    tensors: Sequence[str], ranks: Mapping[str, int], axes: Sequence[str], shapes: Sequence[str], values: Sequence[Any]
 ) -> Iterator[str]:
     count = len(values[0])
     along = [f"dim({t}, {k})" for t in tensors for k in axes] + _extents(tensors, ranks)
     if count == 1:
         yield from (f"[{extent}]" for extent in along)
+        yield from (f"[{s}[{i}]]" for s in shapes for i in range(4))
         yield from (f"[{extent} // 2]" for extent in along)
     elif count == 2:
         yield from (f"[{one}, {one} + {other}]" for one, other in product(along, repeat=2))
@@ -115,6 +117,7 @@ def extent_candidates(tensors: Sequence[str], ranks: Mapping[str, int], shapes: 
     known = _extents([t for t in tensors if ranks.get(t, 0) > 0], ranks)
     yield from known
     yield from (f"{s}[{i}]" for s in shapes for i in range(4))
+    yield from (f"2 * {s}[{i}]" for s in shapes for i in range(4))
     yield from (f"{a} * {b}" for a, b in combinations(known, 2))
     yield from (f"{a} + {b}" for a, b in combinations(known, 2))
     yield from (f"{a} // 2" for a in known)
@@ -163,6 +166,7 @@ def _of_variable(name: str, of: str, tensors: Sequence[str], variables: Mapping[
     held = env[name]
     if of == AXES:
         yield f"{name} == range(len({name}))"
+        yield from (f"moves_only_units(shape({t}), {name})" for t in tensors)
         yield from (f"{name} == swap_last(rank({t}))" for t in tensors)
         yield from (f"compose({name}, {other}) == range(len({name}))" for other, o in variables.items() if o == AXES)
     elif of == AXIS:
