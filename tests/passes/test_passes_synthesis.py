@@ -22,7 +22,7 @@ from rlflow_tvm.passes.synthesis.generalise import Point, generalised, skeleton
 from rlflow_tvm.passes.synthesis.ground import apply, leaf, rewritten
 from rlflow_tvm.passes.synthesis.search import find_rules
 from rlflow_tvm.passes.synthesis.world import BATCHES, KNOWN, MATRICES, WORLDS
-from rlflow_tvm.passes.verify import Proof, verify_rule
+from rlflow_tvm.passes.verify import PROOF_VERSION, Proof, verify_rule
 
 OPERATORS = ("relu", "permute_dims", "concat")
 BY_NAME = {rule.name: rule for rule in CATALOGUE}
@@ -74,8 +74,11 @@ def test_a_stopped_search_goes_on(found, tmp_path):
     cut = "".join(lines[: len(lines) // 2]) + lines[len(lines) // 2][:20]
     journal.write_text(cut)
     assert told(find_rules(OPERATORS, 2, journal=journal)) == told(found)
-    with pytest.raises(RewriteError, match="is of another search"):
+    with pytest.raises(RewriteError, match=r"is of another search \(seed 0, "):
         find_rules(OPERATORS, 2, seed=1, journal=journal)
+    journal.write_text(journal.read_text().replace(f'"proofs": {PROOF_VERSION}', '"proofs": 0', 1))
+    with pytest.raises(RewriteError, match=r"is of another search \(proofs 0\)"):
+        find_rules(OPERATORS, 2, journal=journal)
 
 
 def test_values_that_are_equal_by_chance_make_no_rule(found):

@@ -18,7 +18,7 @@ from rlflow_tvm.passes.synthesis.enumerate import Enumeration, enumerate_terms
 from rlflow_tvm.passes.synthesis.generalise import TENSORS, Point, Roots, abstracted, skeleton
 from rlflow_tvm.passes.synthesis.ground import Node, parts_of, tensors_of
 from rlflow_tvm.passes.synthesis.world import WORLDS, worlds_for
-from rlflow_tvm.passes.verify import Proof, worker_pool
+from rlflow_tvm.passes.verify import PROOF_VERSION, Proof, worker_pool
 
 WAVE = 32
 """Groups that are decided at once, whatever the number of processes: what is implied does not depend on it."""
@@ -80,7 +80,7 @@ def find_rules(
     counts = Counts()
     groups = _groups(operators, depth, seed, counts, on_progress)
     counts.groups = len(groups)
-    decided = _Journal(journal, {"operators": sorted(operators), "depth": depth, "seed": seed})
+    decided = _Journal(journal, _settings(operators, depth, seed, groups, counts))
     catalogue = _Rules()
     with worker_pool(jobs) as pool:
         run = map if jobs == 1 else pool.map
@@ -107,6 +107,15 @@ def find_rules(
             for number, one in enumerate(catalogue.kept(), start=1)]  # fmt: skip
     counts.kept = len(kept)
     return kept, counts
+
+
+def _settings(
+    operators: tuple[str, ...], depth: int, seed: int, groups: Sequence[Group], counts: Counts
+) -> dict[str, Any]:
+    """What a decision depends on: what was asked for, and by what was found whether the worlds are still the same."""
+    keys = blake2b("\n".join(group.key for group in groups).encode(), digest_size=8).hexdigest()
+    asked = {"operators": sorted(operators), "depth": depth, "seed": seed}
+    return {**asked, "proofs": PROOF_VERSION, "terms": counts.enumerated, "pairs": counts.paired, "groups": keys}
 
 
 def _decide_group(points: Sequence[Point], seed: int) -> list[Found]:
@@ -169,15 +178,16 @@ def _pairs(found: Enumeration) -> Iterator[list[Point]]:
             if node is not least and len(ours | theirs) < len(TENSORS) and (ours <= theirs or theirs <= ours):
                 yield [Point((a,), (b,)) for a, b in zip(large, small, strict=True)]
     for (_, attributes), items in splits.items():
-        parts = [items[item] for item in range(len(dict(attributes)["at"]) + 1) if item in items]
-        if len(parts) == len(dict(attributes)["at"]) + 1 and _merge([small[0] for small, _ in parts]):
+        count = len(dict(attributes)["at"]) + 1
+        parts = [items[item] for item in range(count) if item in items]
+        if len(parts) == count and _can_merge([small[0] for small, _ in parts]):
             yield [
                 Point(tuple(small[valuation] for small, _ in parts), tuple(part[valuation] for _, part in parts))
                 for valuation in valuations
             ]
 
 
-def _merge(terms: list[Node]) -> bool:
+def _can_merge(terms: list[Node]) -> bool:
     """Whether they are terms alike side by side, which one split term may do the work of."""
     operators = {node.operator for node in terms}
     return (
@@ -249,9 +259,10 @@ class _Journal:
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         entries = [entry for line in lines if (entry := _read(line)) is not None]
         if entries and entries[0] != {"settings": self.settings}:
-            raise RewriteError(
-                f"{self.path}: is of another search ({entries[0].get('settings')}); remove it, or name another --out"
-            )
+            theirs = entries[0].get("settings", {})
+            other = ", ".join(f"{name} {theirs.get(name)}" for name, ours in self.settings.items()
+                              if theirs.get(name) != ours)  # fmt: skip
+            raise RewriteError(f"{self.path}: is of another search ({other}); remove it, or name another --out")
         for entry in entries[1:]:
             self._known[entry["group"]] = [
                 Found(RewriteRule.from_json(found["rule"]), Proof(**found["proof"])) for found in entry["found"]
