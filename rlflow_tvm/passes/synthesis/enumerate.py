@@ -80,23 +80,14 @@ class Enumeration:
         return apply(entry.operator, args, entry.choice[valuation], entry.item)
 
 
-Progress = Callable[[int, str], None]
-
-
-def enumerate_terms(
-    world: World,
-    operators: tuple[str, ...],
-    depth: int,
-    seed: int = 0,
-    on_progress: Progress = lambda count, text: None,
-) -> Enumeration:
-    """Terms of up to `depth` operators, and of the larger kinds; `on_progress` hears how many there are so far."""
-    return _Enumerator(world, operators, depth, seed, on_progress).run()
+def enumerate_terms(world: World, operators: tuple[str, ...], depth: int, seed: int = 0) -> Enumeration:
+    """Terms of up to `depth` operators, and of the larger kinds."""
+    return _Enumerator(world, operators, depth, seed).run()
 
 
 class _Enumerator:
-    def __init__(self, world: World, operators: tuple[str, ...], depth: int, seed: int, on_progress: Progress) -> None:
-        self._world, self._operators, self._on_progress = world, operators, on_progress
+    def __init__(self, world: World, operators: tuple[str, ...], depth: int, seed: int) -> None:
+        self._world, self._operators = world, operators
         self._domain = domain_for(operators)
         self._found = Enumeration(world, depth)
         self._composed: list[list[int]] = [[]]  # by size: the first terms of their values
@@ -218,8 +209,6 @@ class _Enumerator:
         self._found.terms.append(
             Entry(operator, args, choice, item, size, digest, values if kept and len(same) == 1 else None)
         )
-        if number % 1000 == 0:
-            self._on_progress(number, f"{self._world.name}: {size} operators")
         return number
 
     def _on_parts(self) -> Iterator[tuple[str, tuple[int, ...], int]]:

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from rlflow_tvm.errors import RewriteError
-from rlflow_tvm.passes.rule import RewriteRule
 from rlflow_tvm.passes.synthesis.coverage import RuleIndex, done_by
 from rlflow_tvm.passes.synthesis.decide import Found, decide
-from rlflow_tvm.passes.synthesis.enumerate import Enumeration, enumerate_terms
-from rlflow_tvm.passes.synthesis.generalise import TENSORS, Point, Roots, abstracted, skeleton
-from rlflow_tvm.passes.synthesis.ground import Node, parts_of, tensors_of
+from rlflow_tvm.passes.synthesis.generalise import Point
+from rlflow_tvm.passes.synthesis.ground import parts_of
+from rlflow_tvm.passes.synthesis.journal import Journal
+from rlflow_tvm.passes.synthesis.pairs import Paired, Sides, paired
 from rlflow_tvm.passes.synthesis.world import WORLDS, worlds_for
-from rlflow_tvm.passes.verify import PROOF_VERSION, Proof, worker_pool
+from rlflow_tvm.passes.verify import PROOF_VERSION, worker_pool
 
 WAVE = 32
 """Groups that are decided at once, whatever the number of processes: what is implied does not depend on it."""
 _POINTS = 24  # of a group, at most: from these its equations are made
-_LARGEST_ROOTS = 3
-_MERGED = 2  # operators of a term that is merged with others
 _VALUATIONS = len(WORLDS[0].valuations)
 
 Progress = Callable[[int, int, str], None]
@@ -78,23 +74,25 @@ def find_rules(
     in which they were found. With `journal`, decisions are written down there, and those that stand there are not
     taken again."""
     counts = Counts()
-    groups = _groups(operators, depth, seed, counts, on_progress)
-    counts.groups = len(groups)
-    decided = _Journal(journal, _settings(operators, depth, seed, groups, counts))
     catalogue = _Rules()
     with worker_pool(jobs) as pool:
         run = map if jobs == 1 else pool.map
+        worlds = worlds_for(operators)
+        equals = run(partial(paired, operators=operators, depth=depth, seed=seed), worlds)
+        groups = _groups(_told(equals, len(worlds), counts, on_progress))
+        counts.groups = len(groups)
+        decided = Journal(journal, _settings(operators, depth, seed, groups, counts))
         work = partial(_decide_group, seed=seed)
         for start in range(0, len(groups), WAVE):
             on_progress(start, len(groups), f"{counts.proved} proved, {counts.implied} implied")
             wave = [left for group in groups[start : start + WAVE] if (left := catalogue.unimplied(group)) is not None]
             counts.implied += len(groups[start : start + WAVE]) - len(wave)
-            new = [group for group in wave if not decided.has(group)]
+            new = [group for group in wave if not decided.has(group.key)]
             outcomes = dict(zip((group.key for group in new), run(work, [group.points for group in new]), strict=True))
             grown = False  # by rules of this wave, which may imply what comes after them
             for group in wave:
-                found = decided.get(group) if decided.has(group) else outcomes[group.key]
-                decided.put(group, found)
+                found = decided.get(group.key) if decided.has(group.key) else outcomes[group.key]
+                decided.put(group.key, found)
                 if grown and catalogue.unimplied(group) is None:
                     counts.implied += 1
                 elif not found:
@@ -133,21 +131,21 @@ def _grows_idly(point: Point) -> bool:
     return any(part in small for root in point.left for part in parts_of(root))
 
 
-def _groups(operators: tuple[str, ...], depth: int, seed: int, counts: Counts, on_progress: Progress) -> list[Group]:
-    by_key: dict[str, dict[tuple[Roots, Roots], list[Point]]] = {}
-    for world in worlds_for(operators):
-        found = enumerate_terms(
-            world, operators, depth, seed, lambda count, text: on_progress(counts.enumerated + count, 0, text)
-        )
-        counts.enumerated += len(found.terms)
-        for pairs in _pairs(found):
-            counts.paired += 1
-            general = [abstracted(point) for point in pairs]
-            if len({skeleton(point) for point in general}) == 1:
-                pairs = general
-            if pairs[0].left == pairs[0].right:
-                continue
-            by_key.setdefault(skeleton(pairs[0]), {}).setdefault((pairs[0].left, pairs[0].right), pairs)
+def _told(found: Iterable[Paired], worlds: int, counts: Counts, on_progress: Progress) -> Iterator[Paired]:
+    on_progress(0, worlds, "enumerating")
+    for done, world in enumerate(found, start=1):
+        counts.enumerated += world.terms
+        counts.paired += world.pairs
+        on_progress(done, worlds, f"{counts.enumerated} terms, {counts.paired} pairs")
+        yield world
+
+
+def _groups(found: Iterable[Paired]) -> list[Group]:
+    by_key: dict[str, dict[Sides, list[Point]]] = {}
+    for world in found:
+        for key, pairs in world.by_key.items():
+            for sides, points in pairs.items():
+                by_key.setdefault(key, {}).setdefault(sides, points)
     return sorted((Group(key, _spread(list(pairs.values()))) for key, pairs in by_key.items()), key=lambda g: g.order)
 
 
@@ -156,48 +154,6 @@ def _spread(pairs: list[list[Point]]) -> tuple[Point, ...]:
     most = _POINTS // len(pairs[0])
     step = max(1, -(-len(pairs) // most))
     return tuple(point for pair in pairs[::step] for point in pair)
-
-
-def _pairs(found: Enumeration) -> Iterator[list[Point]]:
-    """Equal terms, the larger left, under each valuation; and pairs of terms that are the parts of a split one."""
-    valuations = range(len(found.world.valuations))
-    splits: dict[Any, dict[int, tuple[Roots, Roots]]] = {}  # the smallest term that each part equals, and the part
-    for numbers in found.classes.values():
-        nodes: dict[Node, int] = {}
-        for number in numbers:
-            nodes.setdefault(found.node(number, 0), number)
-        least = min(nodes)
-        if least.size > found.depth:
-            continue
-        small = tuple(found.node(nodes[least], valuation) for valuation in valuations)
-        for node, number in nodes.items():
-            large = tuple(found.node(number, valuation) for valuation in valuations)
-            if node.item is not None:
-                splits.setdefault((node.args, node.attributes), {})[node.item] = small, large
-            ours, theirs = {*tensors_of(node)}, {*tensors_of(least)}
-            if node is not least and len(ours | theirs) < len(TENSORS) and (ours <= theirs or theirs <= ours):
-                yield [Point((a,), (b,)) for a, b in zip(large, small, strict=True)]
-    for (_, attributes), items in splits.items():
-        count = len(dict(attributes)["at"]) + 1
-        parts = [items[item] for item in range(count) if item in items]
-        if len(parts) == count and _can_merge([small[0] for small, _ in parts]):
-            yield [
-                Point(tuple(small[valuation] for small, _ in parts), tuple(part[valuation] for _, part in parts))
-                for valuation in valuations
-            ]
-
-
-def _can_merge(terms: list[Node]) -> bool:
-    """Whether they are terms alike side by side, which one split term may do the work of."""
-    operators = {node.operator for node in terms}
-    return (
-        len(terms) <= _LARGEST_ROOTS
-        and len(operators) == 1
-        and operators.isdisjoint({"", "split"})
-        and all(node.size <= _MERGED for node in terms)
-        and len(set(terms)) == len(terms)
-        and bool(set.intersection(*({*parts_of(node)} for node in terms)))
-    )
 
 
 class _Rules:
@@ -243,52 +199,3 @@ class _Rules:
             if done_by(one.rule, others):
                 del kept[digest]
         return list(kept.values())
-
-
-@dataclass
-class _Journal:
-    """Decisions in a file, a line each, of one search; a line that was cut short is not read."""
-
-    path: Path | None
-    settings: dict[str, Any]
-    _known: dict[str, list[Found]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.path is None:
-            return
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        entries = [entry for line in lines if (entry := _read(line)) is not None]
-        if entries and entries[0] != {"settings": self.settings}:
-            theirs = entries[0].get("settings", {})
-            other = ", ".join(f"{name} {theirs.get(name)}" for name, ours in self.settings.items()
-                              if theirs.get(name) != ours)  # fmt: skip
-            raise RewriteError(f"{self.path}: is of another search ({other}); remove it, or name another --out")
-        for entry in entries[1:]:
-            self._known[entry["group"]] = [
-                Found(RewriteRule.from_json(found["rule"]), Proof(**found["proof"])) for found in entry["found"]
-            ]
-        if not entries:
-            self._write({"settings": self.settings})
-
-    def has(self, group: Group) -> bool:
-        return group.key in self._known
-
-    def get(self, group: Group) -> list[Found]:
-        return self._known[group.key]
-
-    def put(self, group: Group, found: list[Found]) -> None:
-        if group.key not in self._known:
-            self._known[group.key] = found
-            self._write({"group": group.key, "found": [one.to_json() for one in found]})
-
-    def _write(self, entry: dict[str, Any]) -> None:
-        if self.path is not None:
-            with self.path.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
-
-
-def _read(line: str) -> dict[str, Any] | None:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
