@@ -4,8 +4,8 @@
     python scripts/found_rules.py found.json
 
 Of each rule of the catalogue that can be made of the search's operators: whether found rules do what its instances do,
-at once or in steps, and where not, how many operators its sides have (the search looks at so many, and at larger ones
-of two kinds).
+at once or in steps; which instance they do not; and whether the rule lies beyond the search's depth, since one of its
+sides has more operators.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlflow_tvm.passes.ops import CLASSES
 from rlflow_tvm.passes.proofs import read_rules
 from rlflow_tvm.passes.synthesis.coverage import RuleIndex, covered, instances
 from rlflow_tvm.passes.synthesis.generalise import Point
-from rlflow_tvm.passes.synthesis.ground import parts_of
+from rlflow_tvm.passes.synthesis.ground import parts_of, tensors_of
 from rlflow_tvm.passes.term import Apply, Number, Scalar, subterms
 
 _DRAWN, _KEPT = 80, 6  # instances of a rule, before and after those with other operators are left out
@@ -46,6 +46,13 @@ def sizes(points: list[Point]) -> tuple[int, int]:
     return left, right
 
 
+def written(point: Point) -> str:
+    """The two sides and the shapes of their tensors."""
+    left, right = ("; ".join(root.text for root in side) for side in (point.left, point.right))
+    tensors = dict.fromkeys(tensor for root in point.left for tensor in tensors_of(root))
+    return f"{left} => {right} of " + ", ".join(f"{tensor.name}: {list(tensor.shape)}" for tensor in tensors)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="what `rules generate` wrote")
@@ -61,7 +68,7 @@ def report(options: argparse.Namespace) -> None:
     """Print the table, and write it where `options` say."""
     index = RuleIndex(read_rules(options.file))
     data = json.loads(options.file.read_text())
-    operators = set(data["search"]["operators"])
+    operators, depth = set(data["search"]["operators"]), data["search"]["depth"]
     rows = []
     for rule in CATALOGUE:
         if not of_operators(rule, operators):
@@ -72,16 +79,23 @@ def report(options: argparse.Namespace) -> None:
                    for part in parts_of(root))
         ][:_KEPT]  # fmt: skip
         if not points:
-            rows.append({"rule": rule.name, "found": "no instance", "left": 0, "right": 0, "by": []})
+            rows.append({"rule": rule.name, "found": "no instance", "left": 0, "right": 0, "by": [], "missing": []})
             continue
-        outcome = covered(points, index)
-        told = "at once" if outcome.at_once == len(points) else "in steps" if not outcome.not_at_all else "no"
-        if told == "no" and outcome.not_at_all < len(points):
-            told = f"in part ({len(points) - outcome.not_at_all} of {len(points)} instances)"
+        outcomes = [covered([point], index) for point in points]
+        missing = [point for point, outcome in zip(points, outcomes, strict=True) if outcome.not_at_all]
+        by = list(dict.fromkeys(name for outcome in outcomes for name in outcome.by))
         left, right = sizes(points)
-        rows.append({"rule": rule.name, "found": told, "left": left, "right": right, "by": list(outcome.by)})
-        print(f"{rule.name}: {told}; {left} and {right} operators; {', '.join(outcome.by)}", flush=True)
-    for told, count in Counter(row["found"].split(" (")[0] for row in rows).items():
+        if not missing:
+            told = "at once" if all(outcome.at_once for outcome in outcomes) else "in steps"
+        else:
+            told = "in part" if len(missing) < len(points) else "no"
+            told += f", beyond depth {depth}" if max(left, right) > depth else ""
+        rows.append({"rule": rule.name, "found": told, "left": left, "right": right, "by": by,
+                     "missing": [written(point) for point in missing]})  # fmt: skip
+        print(f"{rule.name}: {told}; {left} and {right} operators; {', '.join(by)}", flush=True)
+        if missing:
+            print(f"    not {written(missing[0])} ({len(missing)} of {len(points)} instances)", flush=True)
+    for told, count in Counter(row["found"] for row in rows).items():
         print(f"{count} {told}")
     new = [entry for entry in data["rules"] if not entry["catalogue"]]
     print(f"{len(new)} of {len(data['rules'])} found rules are not in the catalogue")

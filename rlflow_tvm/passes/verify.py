@@ -104,12 +104,20 @@ Outcome = Proof | Counterexample | Undecided
 
 def verify_rule(rule: RewriteRule, instances: int = INSTANCES, seed: int = 0, attempts: int = ATTEMPTS) -> Outcome:
     """Evaluate both sides of `rule` on that many samples of what it matches, or those of so many `attempts`."""
+    outcome = examined(rule, instances, seed, attempts)
+    return _smallest(outcome, seed) if isinstance(outcome, Sample) else outcome
+
+
+def examined(
+    rule: RewriteRule, instances: int = INSTANCES, seed: int = 0, attempts: int = ATTEMPTS
+) -> Outcome | Sample:
+    """As `verify_rule`, but for the first sample with a difference as it was found."""
     counts: dict[str, int] = {}
     degree, bounded = 0, False
     try:
         for sample, equal in compared(rule, instances, seed, attempts):
             if not equal:
-                return _smallest(sample, seed)
+                return sample
             domain = domains_of(sample)[-1]
             counts[domain.name] = counts.get(domain.name, 0) + 1
             bounded |= isinstance(domain, PrimeFields)

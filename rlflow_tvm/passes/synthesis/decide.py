@@ -15,7 +15,7 @@ from rlflow_tvm.passes.synthesis.expressions import conditions
 from rlflow_tvm.passes.synthesis.generalise import Equation, Point, generalised
 from rlflow_tvm.passes.synthesis.ground import parts_of, tensors_of
 from rlflow_tvm.passes.synthesis.values import differ
-from rlflow_tvm.passes.verify import INSTANCES, Proof, compared, verify_rule
+from rlflow_tvm.passes.verify import INSTANCES, Proof, compared, examined
 
 _QUICK = 16
 _QUICK_ATTEMPTS = 1500
@@ -100,20 +100,33 @@ def _decided(equation: Equation, seed: int) -> Found | None:
     true = _true(equation)
     refused: set[str] = set()
     while len(rule.when) <= _MOST_CONDITIONS:
-        sample = difference(rule, seed)
+        sample: Sample | str | None = difference(rule, seed)
+        if sample == _EQUAL:
+            for fewer in dict.fromkeys((_without_idle(rule, seed).when, rule.when)):
+                outcome = _proved(replace(rule, when=fewer), seed)
+                if isinstance(outcome, Found):
+                    return outcome
+                sample = outcome  # rarer than the few that were looked at before
         if isinstance(sample, Sample):
             separating = next((c for c in true if c not in rule.when and c not in refused and _false(c, sample)), None)
             if separating is None:
                 return None
             rule = replace(rule, when=(*rule.when, separating))
         elif sample == _UNDECIDABLE and rule.when:  # the last condition cannot be asked everywhere
-            refused.add(rule.when[-1])
-            rule = replace(rule, when=rule.when[:-1])
-        elif sample == _EQUAL:
-            return _proved(_without_idle(rule, seed), seed)
+            last, when = rule.when[-1], rule.when[:-1]
+            first = next((c for c in true if c not in when and _is_rank_of(last, c)), None)
+            if first is None:
+                refused.add(last)
+            rule = replace(rule, when=when if first is None else (*when, first, last))
         else:
             return None
     return None
+
+
+def _is_rank_of(condition: str, first: str) -> bool:
+    """Whether `first` says how many axes a tensor has of which `condition` asks the extent of one."""
+    rank = re.fullmatch(r"rank\((\w+)\) == \d", first)
+    return rank is not None and f"dim({rank[1]}, " in condition
 
 
 def _without_idle(rule: RewriteRule, seed: int) -> RewriteRule:
@@ -128,7 +141,7 @@ def _without_idle(rule: RewriteRule, seed: int) -> RewriteRule:
 _EQUAL, _UNDECIDABLE, _TOO_FEW = "equal", "undecidable", "too few"
 
 
-def difference(rule: RewriteRule, seed: int) -> Sample | str:
+def difference(rule: RewriteRule, seed: int, instances: int = _QUICK, attempts: int = _QUICK_ATTEMPTS) -> Sample | str:
     """A sample for which the rule is wrong; or that there is none, or that a condition cannot be asked, or that there
     are too few samples."""
     count = 0
@@ -163,14 +176,19 @@ def _false(text: str, sample: Sample) -> bool:
         return False
 
 
-def _proved(rule: RewriteRule, seed: int) -> Found | None:
+def _proved(rule: RewriteRule, seed: int) -> Found | Sample | None:
+    """The rule, of the widest classes of operators that it is proved for; a sample for which it is wrong itself."""
+    rules = [rule]
     for operator, classes in _CLASSES.items():
         for name in classes:
-            if (wider := _of_class(rule, operator, name)) is not None and difference(wider, seed) == _EQUAL:
-                rule = wider
+            if (wider := _of_class(rules[-1], operator, name)) is not None and difference(wider, seed) == _EQUAL:
+                rules.append(wider)
                 break
-    proof = verify_rule(rule, INSTANCES, seed, _ATTEMPTS)
-    return Found(rule, proof) if isinstance(proof, Proof) else None
+    for one in reversed(rules):
+        outcome = examined(one, INSTANCES, seed, _ATTEMPTS)
+        if isinstance(outcome, Proof):
+            return Found(one, outcome)
+    return outcome if isinstance(outcome, Sample) else None
 
 
 def _of_class(rule: RewriteRule, operator: str, name: str) -> RewriteRule | None:

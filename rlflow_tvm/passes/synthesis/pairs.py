@@ -44,7 +44,7 @@ def paired(world: World, operators: tuple[str, ...], depth: int, seed: int) -> P
 def _pairs(found: Enumeration) -> Iterator[list[Point]]:
     """Equal terms, the larger left, under each valuation; and pairs of terms that are the parts of a split one."""
     valuations = range(len(found.world.valuations))
-    splits: dict[Any, dict[int, tuple[Roots, Roots]]] = {}  # the smallest term that each part equals, and the part
+    splits: dict[Any, dict[int, tuple[Roots, Roots]]] = {}  # a small term that each part equals, and the part
     for numbers in found.classes.values():
         nodes: dict[Node, int] = {}
         for number in numbers:
@@ -56,7 +56,9 @@ def _pairs(found: Enumeration) -> Iterator[list[Point]]:
         for node, number in nodes.items():
             large = tuple(found.node(number, valuation) for valuation in valuations)
             if node.item is not None:
-                splits.setdefault((node.args, node.attributes), {})[node.item] = small, large
+                alone = min((other for other in nodes if other.item is None), default=least)
+                same = tuple(found.node(nodes[alone], valuation) for valuation in valuations)
+                splits.setdefault((node.args, node.attributes), {})[node.item] = same, large
             ours, theirs = {*tensors_of(node)}, {*tensors_of(least)}
             if node is not least and len(ours | theirs) < len(TENSORS) and (ours <= theirs or theirs <= ours):
                 yield [Point((a,), (b,)) for a, b in zip(large, small, strict=True)]
