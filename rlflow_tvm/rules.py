@@ -139,9 +139,10 @@ def generate(
     cli.check_writable(out)
     from rlflow_tvm.passes import CATALOGUE
     from rlflow_tvm.passes.proofs import record, rules_as_json
-    from rlflow_tvm.passes.synthesis.coverage import RuleIndex, done_by
+    from rlflow_tvm.passes.synthesis.coverage import RuleIndex, done_by, few_instances
     from rlflow_tvm.passes.synthesis.search import find_rules
     from rlflow_tvm.passes.synthesis.world import KNOWN
+    from rlflow_tvm.passes.verify import worker_pool
 
     operators = tuple(dict.fromkeys(name.strip() for name in ops.split(",") if name.strip()))
     unknown = [name for name in operators if name not in KNOWN]
@@ -152,8 +153,12 @@ def generate(
         found, counts = find_rules(operators, depth, seed, jobs, journal, bar)
     print(counts)
     catalogue = RuleIndex(CATALOGUE)
-    known = {one.rule.digest: ", ".join(done_by(one.rule, catalogue)) for one in found}
     rules = tuple(one.rule for one in found)
+    with worker_pool(jobs) as pool:
+        samples = pool.map(few_instances, rules, chunksize=16)
+        known = {
+            rule.digest: ", ".join(done_by(points, catalogue)) for rule, points in zip(rules, samples, strict=True)
+        }
     sites = Counter[str]()
     for name in model or ("zoo:demo",):
         sites += _sites(name, rules, target)

@@ -103,9 +103,14 @@ def covered(points: Sequence[Point], rules: RuleIndex, steps: int = 2, but: str 
     return Covered(once, several, len(points) - once - several, tuple(names))
 
 
-def done_by(rule: RewriteRule, rules: RuleIndex) -> tuple[str, ...]:
-    """Names of those that do at once what `rule` does; none where they do not do all of it."""
-    points = instances(rule, _INSTANCES)
+def few_instances(rule: RewriteRule) -> list[Point]:
+    """As many instances as tell whether others do what `rule` does."""
+    return instances(rule, _INSTANCES)
+
+
+def done_by(points: Sequence[Point], rules: RuleIndex) -> tuple[str, ...]:
+    """Names of those that do at once what a rule does, told by `few_instances` of it; none where they do not do all of
+    it."""
     outcome = covered(points, rules, steps=1)
     return outcome.by if outcome.at_once == len(points) else ()
 

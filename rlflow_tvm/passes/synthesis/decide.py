@@ -18,9 +18,9 @@ from rlflow_tvm.passes.synthesis.values import differ
 from rlflow_tvm.passes.verify import INSTANCES, Proof, compared, examined
 
 _QUICK = 16
-_QUICK_ATTEMPTS = 1500
+_QUICK_ATTEMPTS = 800
 _FEW = 4  # samples without a difference, with which a rule goes to its proof
-_ATTEMPTS = 6000  # rules that match less often than one draw in some hundreds are not worth a search
+_ATTEMPTS = 3000  # rules that match less often than one draw in some hundreds are not worth a search
 _MOST_CONDITIONS = 5
 _MOST_EQUATIONS = 3
 _MOST_PARTS = 6

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from rlflow_tvm.passes.synthesis.coverage import RuleIndex, done_by
+from rlflow_tvm.passes.synthesis.coverage import RuleIndex, done_by, few_instances
 from rlflow_tvm.passes.synthesis.decide import Found, decide
 from rlflow_tvm.passes.synthesis.generalise import Point
 from rlflow_tvm.passes.synthesis.ground import parts_of
@@ -18,7 +18,7 @@ from rlflow_tvm.passes.synthesis.pairs import Paired, Sides, paired
 from rlflow_tvm.passes.synthesis.world import WORLDS, worlds_for
 from rlflow_tvm.passes.verify import PROOF_VERSION, worker_pool
 
-WAVE = 32
+WAVE = 64
 """Groups that are decided at once, whatever the number of processes: what is implied does not depend on it."""
 _POINTS = 24  # of a group, at most: from these its equations are made
 _VALUATIONS = len(WORLDS[0].valuations)
@@ -101,8 +101,9 @@ def find_rules(
                     counts.proved += len(found)
                     catalogue.add(found)
                     grown = True
-    kept = [replace(one, rule=replace(one.rule, name=f"found_{number}"))
-            for number, one in enumerate(catalogue.kept(), start=1)]  # fmt: skip
+        samples = run(few_instances, [one.rule for one in catalogue.found])
+        kept = [replace(one, rule=replace(one.rule, name=f"found_{number}"))
+                for number, one in enumerate(catalogue.kept(list(samples)), start=1)]  # fmt: skip
     counts.kept = len(kept)
     return kept, counts
 
@@ -191,11 +192,16 @@ class _Rules:
             for middle in dict.fromkeys(between) for result in self._index.everywhere(middle)
         )  # fmt: skip
 
-    def kept(self) -> list[Found]:
-        """Without those that others do alike: what a class of operators does, found before the class was."""
+    @property
+    def found(self) -> list[Found]:
+        return list(self._found.values())
+
+    def kept(self, samples: Sequence[Sequence[Point]]) -> list[Found]:
+        """Without those that others do alike: what a class of operators does, found before the class was. `samples`:
+        `few_instances` of each rule that was found."""
         kept = dict(self._found)
-        for digest, one in self._found.items():
+        for digest, points in zip(self._found, samples, strict=True):
             others = RuleIndex(other.rule for key, other in kept.items() if key != digest)
-            if done_by(one.rule, others):
+            if done_by(points, others):
                 del kept[digest]
         return list(kept.values())
