@@ -17,11 +17,13 @@ from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes import CATALOGUE
 from rlflow_tvm.passes.rule import RewriteRule
 from rlflow_tvm.passes.synthesis.coverage import RuleIndex, covered, instances
+from rlflow_tvm.passes.synthesis.decide import decide
 from rlflow_tvm.passes.synthesis.enumerate import ShuffledFields, domain_for, enumerate_terms
 from rlflow_tvm.passes.synthesis.generalise import Point, generalised, skeleton
 from rlflow_tvm.passes.synthesis.ground import apply, leaf, rewritten
+from rlflow_tvm.passes.synthesis.pairs import paired
 from rlflow_tvm.passes.synthesis.search import find_rules
-from rlflow_tvm.passes.synthesis.world import BATCHES, KNOWN, MATRICES, WORLDS
+from rlflow_tvm.passes.synthesis.world import BATCHES, IMAGES, KNOWN, MATRICES, WORLDS
 from rlflow_tvm.passes.verify import PROOF_VERSION, Proof, verify_rule
 
 OPERATORS = ("relu", "permute_dims", "concat")
@@ -86,6 +88,21 @@ def test_values_that_are_equal_by_chance_make_no_rule(found):
     relu_of_scalar = next(n for n, term in enumerate(enumeration.terms) if term.operator == "relu")
     assert enumeration.node(relu_of_scalar, 0).operator == "relu"
     assert not any(str(one.rule.equation).endswith("relu(x) => x") for one in found[0])
+
+
+@pytest.mark.parametrize(
+    ("operators", "key", "conditions"),
+    [
+        (("conv2d", "concat"), "conv2d(concat(x, y), concat(z, w)) => concat(conv2d(x, z), conv2d(y, w))",
+         {"shape(x) == shape(z)"}),  # without it the two are different once in some hundred draws
+        (("conv2d", "multiply", "reshape"), "conv2d(x, multiply(y, reshape(z))) => multiply(z, conv2d(x, y))",
+         {"rank(x) == 4", "dim(x, 2) == 1"}),  # an extent can be asked of tensors of so many axes
+    ],
+)  # fmt: skip
+def test_conditions_that_few_draws_tell_are_found(operators, key, conditions):
+    pairs = paired(IMAGES, operators, 3, 0).by_key[key]
+    back = [Point(point.right, point.left) for alike in pairs.values() for point in alike]
+    assert any(conditions <= set(one.rule.when) for one in decide(back))
 
 
 @pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
