@@ -137,12 +137,9 @@ def generate(
     The same search gives the same rules. One that was stopped goes on where it was.
     """
     cli.check_writable(out)
-    from rlflow_tvm.passes import CATALOGUE
     from rlflow_tvm.passes.proofs import record, rules_as_json
-    from rlflow_tvm.passes.synthesis.coverage import RuleIndex, done_by, few_instances
     from rlflow_tvm.passes.synthesis.search import find_rules
     from rlflow_tvm.passes.synthesis.world import KNOWN
-    from rlflow_tvm.passes.verify import worker_pool
 
     operators = tuple(dict.fromkeys(name.strip() for name in ops.split(",") if name.strip()))
     unknown = [name for name in operators if name not in KNOWN]
@@ -152,13 +149,7 @@ def generate(
     with cli.progress_bar("enumerating") as bar:
         found, counts = find_rules(operators, depth, seed, jobs, journal, bar)
     print(counts)
-    catalogue = RuleIndex(CATALOGUE)
     rules = tuple(one.rule for one in found)
-    with worker_pool(jobs) as pool:
-        samples = pool.map(few_instances, rules, chunksize=16)
-        known = {
-            rule.digest: ", ".join(done_by(points, catalogue)) for rule, points in zip(rules, samples, strict=True)
-        }
     sites = Counter[str]()
     for name in model or ("zoo:demo",):
         sites += _sites(name, rules, target)
@@ -166,11 +157,11 @@ def generate(
     proofs = {one.rule.name: record(one.rule, one.proof) for one in ranked}
     data = rules_as_json([one.rule for one in ranked], proofs)
     for entry, one in zip(data["rules"], ranked, strict=True):
-        entry.update(sites=sites[one.rule.name], catalogue=known[one.rule.digest])
+        entry.update(sites=sites[one.rule.name], catalogue=", ".join(one.catalogue))
     data["search"] = {"operators": list(operators), "depth": depth, "seed": seed, **vars(counts)}
     cli.write_json(out, data)
     journal.unlink(missing_ok=True)
-    new = [one.rule for one in ranked if not known[one.rule.digest]]
+    new = [one.rule for one in ranked if not one.catalogue]
     print(f"{len(ranked) - len(new)} do what one of the catalogue does, {len(new)} are new; most sites:")
     for rule in new[:10]:
         print(f"  {sites[rule.name]} {rule}")

@@ -27,11 +27,13 @@ class RuleIndex:
             self.add(rule)
 
     def add(self, rule: RewriteRule) -> None:
-        first = rule.equation.left[0]
-        head = first.term if isinstance(first, Item) else first
-        assert isinstance(head, Apply)
-        for operator in CLASSES.get(head.head, (head.head,)):
-            self._by_root.setdefault((operator, len(rule.equation.left)), []).append(rule)
+        for root in _roots(rule):
+            self._by_root.setdefault(root, []).append(rule)
+
+    def remove(self, rule: RewriteRule) -> None:
+        """Take out what was added."""
+        for root in _roots(rule):
+            self._by_root[root].remove(rule)
 
     def rewritten(self, nodes: tuple[Node, ...]) -> Iterator[tuple[RewriteRule, tuple[Node, ...]]]:
         """What each rule makes of `nodes`, at their roots."""
@@ -49,6 +51,14 @@ class RuleIndex:
                                 node.item)  # fmt: skip
                 except RewriteError:
                     continue
+
+
+def _roots(rule: RewriteRule) -> list[tuple[str, int]]:
+    """The operators that the first left term may begin with, each with the number of left terms."""
+    first = rule.equation.left[0]
+    head = first.term if isinstance(first, Item) else first
+    assert isinstance(head, Apply)
+    return [(operator, len(rule.equation.left)) for operator in CLASSES.get(head.head, (head.head,))]
 
 
 def instances(rule: RewriteRule, count: int, seed: int = 0) -> list[Point]:

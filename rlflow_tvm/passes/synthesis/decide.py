@@ -31,10 +31,11 @@ _INVENTED = re.compile(r"axes=\[")
 
 @dataclass(frozen=True)
 class Found:
-    """A proved rule."""
+    """A proved rule, and the names of those of the catalogue that do the same (told at the end of a search)."""
 
     rule: RewriteRule
     proof: Proof
+    catalogue: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {"rule": self.rule.to_json(), "proof": self.proof.to_json()}
@@ -141,7 +142,7 @@ def _without_idle(rule: RewriteRule, seed: int) -> RewriteRule:
 _EQUAL, _UNDECIDABLE, _TOO_FEW = "equal", "undecidable", "too few"
 
 
-def difference(rule: RewriteRule, seed: int, instances: int = _QUICK, attempts: int = _QUICK_ATTEMPTS) -> Sample | str:
+def difference(rule: RewriteRule, seed: int) -> Sample | str:
     """A sample for which the rule is wrong; or that there is none, or that a condition cannot be asked, or that there
     are too few samples."""
     count = 0

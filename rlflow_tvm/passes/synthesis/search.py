@@ -9,6 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from rlflow_tvm.passes import CATALOGUE
 from rlflow_tvm.passes.synthesis.coverage import RuleIndex, done_by, few_instances
 from rlflow_tvm.passes.synthesis.decide import Found, decide
 from rlflow_tvm.passes.synthesis.generalise import Point
@@ -74,18 +75,18 @@ def find_rules(
     in which they were found. With `journal`, decisions are written down there, and those that stand there are not
     taken again."""
     counts = Counts()
-    catalogue = _Rules()
+    rules = _Rules()
     with worker_pool(jobs) as pool:
         run = map if jobs == 1 else pool.map
         worlds = worlds_for(operators)
         equals = run(partial(paired, operators=operators, depth=depth, seed=seed), worlds)
-        groups = _groups(_told(equals, len(worlds), counts, on_progress))
+        groups = _groups(_counted(equals, len(worlds), counts, on_progress))
         counts.groups = len(groups)
         decided = Journal(journal, _settings(operators, depth, seed, groups, counts))
         work = partial(_decide_group, seed=seed)
         for start in range(0, len(groups), WAVE):
             on_progress(start, len(groups), f"{counts.proved} proved, {counts.implied} implied")
-            wave = [left for group in groups[start : start + WAVE] if (left := catalogue.unimplied(group)) is not None]
+            wave = [left for group in groups[start : start + WAVE] if (left := rules.unimplied(group)) is not None]
             counts.implied += len(groups[start : start + WAVE]) - len(wave)
             new = [group for group in wave if not decided.has(group.key)]
             outcomes = dict(zip((group.key for group in new), run(work, [group.points for group in new]), strict=True))
@@ -93,19 +94,21 @@ def find_rules(
             for group in wave:
                 found = decided.get(group.key) if decided.has(group.key) else outcomes[group.key]
                 decided.put(group.key, found)
-                if grown and catalogue.unimplied(group) is None:
+                if grown and rules.unimplied(group) is None:
                     counts.implied += 1
                 elif not found:
                     counts.unproved += 1
                 else:
                     counts.proved += len(found)
-                    catalogue.add(found)
+                    rules.add(found)
                     grown = True
-        samples = run(few_instances, [one.rule for one in catalogue.found])
-        kept = [replace(one, rule=replace(one.rule, name=f"found_{number}"))
-                for number, one in enumerate(catalogue.kept(list(samples)), start=1)]  # fmt: skip
-    counts.kept = len(kept)
-    return kept, counts
+        on_progress(len(groups), len(groups), "leaving out what others do")
+        kept = rules.kept(list(run(few_instances, [one.rule for one in rules.found])))
+    catalogue = RuleIndex(CATALOGUE)
+    named = [replace(one, rule=replace(one.rule, name=f"found_{number}"), catalogue=done_by(points, catalogue))
+             for number, (one, points) in enumerate(kept, start=1)]  # fmt: skip
+    counts.kept = len(named)
+    return named, counts
 
 
 def _settings(
@@ -132,7 +135,8 @@ def _grows_idly(point: Point) -> bool:
     return any(part in small for root in point.left for part in parts_of(root))
 
 
-def _told(found: Iterable[Paired], worlds: int, counts: Counts, on_progress: Progress) -> Iterator[Paired]:
+def _counted(found: Iterable[Paired], worlds: int, counts: Counts, on_progress: Progress) -> Iterator[Paired]:
+    """The same, added up and told."""
     on_progress(0, worlds, "enumerating")
     for done, world in enumerate(found, start=1):
         counts.enumerated += world.terms
@@ -196,12 +200,13 @@ class _Rules:
     def found(self) -> list[Found]:
         return list(self._found.values())
 
-    def kept(self, samples: Sequence[Sequence[Point]]) -> list[Found]:
+    def kept(self, samples: Sequence[Sequence[Point]]) -> list[tuple[Found, Sequence[Point]]]:
         """Without those that others do alike: what a class of operators does, found before the class was. `samples`:
-        `few_instances` of each rule that was found."""
-        kept = dict(self._found)
-        for digest, points in zip(self._found, samples, strict=True):
-            others = RuleIndex(other.rule for key, other in kept.items() if key != digest)
-            if done_by(points, others):
-                del kept[digest]
-        return list(kept.values())
+        `few_instances` of each rule that was found; they are handed back with it."""
+        kept = []
+        for one, points in zip(self.found, samples, strict=True):
+            self._index.remove(one.rule)
+            if not done_by(points, self._index):
+                self._index.add(one.rule)
+                kept.append((one, points))
+        return kept
