@@ -40,6 +40,13 @@ RpcOption = Annotated[
         help="Measure kernels on the machines that TVM's RPC tracker there lists under --rpc-key; --target is theirs.",
     ),
 ]
+SEARCH_HELP = "greedy, backtracking, beam, random, family or variable-depth."
+BudgetOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|TIME", help="What the search may spend: moves tried, as 20000, or a time, as 90s, 5m or 2h."
+    ),
+]
 RpcKeyOption = Annotated[str | None, typer.Option("--rpc-key", help="The key of the machines to measure on.")]
 
 

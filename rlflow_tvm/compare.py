@@ -23,11 +23,12 @@ def main(
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="Replay this plan.")] = None,
     agent: Annotated[Path | None, typer.Option(help="Let a trained agent search.")] = None,
-    search: Annotated[str, typer.Option(help="greedy, family or random; used without --plan and --agent.")] = "greedy",
+    search: Annotated[str, typer.Option(help=f"{cli.SEARCH_HELP} Used without --plan and --agent.")] = "greedy",
     target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
     rpc: cli.RpcOption = None,
     rpc_key: cli.RpcKeyOption = None,
     shape: Annotated[list[str] | None, typer.Option(help="NAME=1,3,224,224 for a model with dynamic shapes.")] = None,
+    budget: cli.BudgetOption = None,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
@@ -41,7 +42,7 @@ def main(
     from rlflow_tvm.frontend import from_onnx
     from rlflow_tvm.passes import Plan
     from rlflow_tvm.replay import replay
-    from rlflow_tvm.search import make_search
+    from rlflow_tvm.search import Budget, make_search
     from rlflow_tvm.superoptimize import agent_search, optimize
 
     if plan is not None and agent is not None:
@@ -49,7 +50,8 @@ def main(
     names = list(against if against is not None else comparison.AGAINST)
     comparison.check_names(names)
     saved = None if plan is None else Plan.load(plan)
-    method = make_search(search, seed) if agent is None else agent_search(agent, seed)
+    spend = None if budget is None else Budget.parse(budget)
+    method = make_search(search, seed, spend) if agent is None else agent_search(agent, seed, spend)
     path = cli.model_path(model)
     mod = from_onnx(path, shapes)
     with KernelDatabase(default_path()) as database, CostModel(tvm_target, database, remote=remote) as cost_model:
@@ -58,7 +60,11 @@ def main(
         else:
             with cli.progress_bar("searching") as bar:
                 searched = optimize(
-                    mod, method, cost_model, progress=lambda done, total, best: bar(done, total, cli.milliseconds(best))
+                    mod,
+                    method,
+                    cost_model,
+                    progress=lambda done, total, best: bar(done, total, cli.milliseconds(best)),
+                    interruptible=True,
                 ).state
             how = f"search {search}" if agent is None else f"agent {agent}"
         with cli.progress_bar("comparing") as bar:

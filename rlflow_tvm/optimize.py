@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @cli.reports_errors
 def main(
     model: Annotated[str, typer.Argument(help="An ONNX file, or zoo:NAME for an evaluation model.")],
-    search: Annotated[str, typer.Option(help="greedy, family or random.")] = "greedy",
+    search: Annotated[str, typer.Option(help=cli.SEARCH_HELP)] = "greedy",
     agent: Annotated[Path | None, typer.Option(help="A trained agent's checkpoint, used in place of --search.")] = None,
     plan: Annotated[Path | None, typer.Option(help="Write the plan to this JSON file.")] = None,
     target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
@@ -32,6 +32,7 @@ def main(
     tune: Annotated[
         int, typer.Option(min=0, help="Then try so many MetaSchedule schedules for the heaviest kernels.")
     ] = 0,
+    budget: cli.BudgetOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
 ) -> None:
@@ -42,13 +43,14 @@ def main(
     from rlflow_tvm.cost import LEAST_TRIALS, CostModel, KernelDatabase, PredictionPolicy, default_path
     from rlflow_tvm.errors import UsageError
     from rlflow_tvm.frontend import from_onnx
-    from rlflow_tvm.search import make_search
+    from rlflow_tvm.search import Budget, make_search
     from rlflow_tvm.superoptimize import agent_search, optimize
 
     if 0 < tune < LEAST_TRIALS:
         raise UsageError(f"--tune {tune}: give at least {LEAST_TRIALS}, or 0 for none")
     policy = PredictionPolicy(share=predict)
-    method = make_search(search, seed) if agent is None else agent_search(agent, seed)
+    spend = None if budget is None else Budget.parse(budget)
+    method = make_search(search, seed, spend) if agent is None else agent_search(agent, seed, spend)
     mod = from_onnx(cli.model_path(model), shapes)
     with (
         KernelDatabase(default_path()) as database,
@@ -56,7 +58,11 @@ def main(
         cli.progress_bar("searching") as bar,
     ):
         result = optimize(
-            mod, method, cost_model, progress=lambda done, total, best: bar(done, total, cli.milliseconds(best))
+            mod,
+            method,
+            cost_model,
+            progress=lambda done, total, best: bar(done, total, cli.milliseconds(best)),
+            interruptible=True,
         )
         if plan is not None:
             result.plan.save(plan)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +19,10 @@ from rlflow_tvm.envs.observation import observation_space
 from rlflow_tvm.errors import AgentError
 from rlflow_tvm.kernels import as_target, extract_kernels
 from rlflow_tvm.passes import CATALOGUE, RuleSet
-from rlflow_tvm.search import Progress, Search, SearchResult, check_seed, make_search
+from rlflow_tvm.search import Budget, Progress, Search, SearchResult, check_seed, make_search
 from rlflow_tvm.verify import check_state
+
+log = logging.getLogger("rlflow_tvm")
 
 
 def optimize(
@@ -25,21 +31,43 @@ def optimize(
     cost_model: CostModel,
     rules: RuleSet | None = None,
     progress: Progress | None = None,
+    *,
+    interruptible: bool = False,
 ) -> SearchResult:
     """Search for a cheaper graph that computes the same, and check that it does.
+
+    With `interruptible`, Ctrl-C ends the search with the best graph so far, and a second one the program.
 
     RewriteError if its outputs on random inputs differ from those of `mod`; errors of the rooms below as they are.
     """
     problem = RewriteProblem(mod, cost_model, rules)
-    result = search.run(problem, progress)
+    with _stopped_by_ctrl_c(problem) if interruptible else nullcontext():
+        result = search.run(problem, progress)
     if result.state.actions:
         # outputs are compared here, wherever kernels were measured
         check_state(result.state, cost_model.target if cost_model.timer.remote is None else as_target(None))
     return result
 
 
-def agent_search(path: str | Path, seed: int = 0) -> Search:
-    """The search that a trained agent's checkpoint makes; AgentError if the file is unusable. Needs `[agents]`."""
+@contextmanager
+def _stopped_by_ctrl_c(problem: RewriteProblem) -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(_signal: int, _frame: Any) -> None:
+        log.warning("interrupted: the best graph so far is taken; once more gives up")
+        problem.stopped = True
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def agent_search(path: str | Path, seed: int = 0, budget: Budget | None = None) -> Search:
+    """The search that a trained agent's checkpoint makes, until the budget is spent or else for a few episodes;
+    AgentError if the file is unusable. Needs `[agents]`."""
     check_seed(seed)
     from rlflow_tvm.agents import load_agent
     from rlflow_tvm.search.agent_search import AgentSearch
@@ -48,7 +76,7 @@ def agent_search(path: str | Path, seed: int = 0) -> Search:
     agent = load_agent(path, observation_space(len(names)))
     if agent.metadata.get("rules") != names:
         raise AgentError(f"{path}: the agent was trained with other rules than this version has: train it again")
-    return OneThread(AgentSearch(agent, seed, horizon=int(agent.metadata["horizon"])))
+    return OneThread(AgentSearch(agent, seed, horizon=int(agent.metadata["horizon"]), budget=budget))
 
 
 @dataclass(frozen=True)
@@ -82,6 +110,7 @@ class Superoptimize:
         agent: path of an agent's checkpoint.
         seed: of random choices.
         predict: how much of a graph's time the search may predict rather than measure, 0 to 1.
+        budget: what the search may spend: moves tried ("20000") or a time ("90s", "5m"); by default each search's own.
     """
 
     def __init__(
@@ -91,10 +120,12 @@ class Superoptimize:
         agent: str | Path | None = None,
         seed: int = 0,
         predict: float = 0.0,
+        budget: str | None = None,
     ) -> None:
         self.target = as_target(target)
         self.policy = PredictionPolicy(share=predict)
-        self.search = make_search(search, seed) if agent is None else agent_search(agent, seed)
+        spend = None if budget is None else Budget.parse(budget)
+        self.search = make_search(search, seed, spend) if agent is None else agent_search(agent, seed, spend)
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         if not _computes(mod, self.target):

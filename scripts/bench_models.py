@@ -144,7 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=MODELS, help="ONNX files or zoo:NAME; 'light' for all light_*")
     parser.add_argument("--target", default="llvm")
-    parser.add_argument("--search", default="greedy", help="greedy, family, random or none")
+    parser.add_argument("--search", default="greedy", help="as of rlflow_tvm.optimize, or none")
     parser.add_argument("--against", nargs="*", choices=tuple(AGAINST), default=list(AGAINST), help="default: all")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--out", type=Path, required=True, help="JSON file")

@@ -4,8 +4,8 @@
 
 For each model the same search runs with both rule sets, on one database, so that equal kernels cost the same; gains are
 graph gains (the same kernels before and after). Detours are stretches of the whole catalogue's plan whose first step
-raises the cost and that end below where they began, with the cost after each step. `--tolerance` lets greedy search
-climb further where it is stuck than it does by default, to find more of them.
+raises the cost and that end below where they began, with the cost after each step: `--search variable-depth` looks
+for them where descent is stuck.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.kernels import as_target, vector_lanes
 from rlflow_tvm.passes import CATALOGUE, RuleSet
 from rlflow_tvm.passes.rules import concat, convolution, elementwise, layout, matmul, transpose
-from rlflow_tvm.search import Greedy, SearchResult, make_search
+from rlflow_tvm.search import SEARCHES, SearchResult, make_search
 from rlflow_tvm.superoptimize import optimize
 
 FIRST = tuple(
@@ -54,14 +54,13 @@ def detours(actions: list[str], costs: list[float]) -> list[dict[str, Any]]:
     return found
 
 
-def compared(name: str, search: str, tolerance: float, database: KernelDatabase, target: Any) -> dict[str, Any]:
+def compared(name: str, search: str, database: KernelDatabase, target: Any) -> dict[str, Any]:
     mod = from_onnx(model_path(name))
-    row: dict[str, Any] = {"model": name, "search": search, "tolerance": tolerance}
-    engine = Greedy(tolerance=tolerance) if search == "greedy" else make_search(search, 0)
+    row: dict[str, Any] = {"model": name, "search": search}
     for kind, rules in (("first", FIRST), ("whole", CATALOGUE)):
         ruleset = RuleSet(tuple(rules), vector_lanes(target))
         with CostModel(target, database) as cost_model:
-            result = optimize(mod, engine, cost_model, ruleset)
+            result = optimize(mod, make_search(search), cost_model, ruleset)
             problem = RewriteProblem(mod, cost_model, ruleset)
             costs = costs_along(problem, result)
             sites = {rule: len(found) for rule, found in problem.start.sites.items() if found}
@@ -98,17 +97,14 @@ def lines(row: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["zoo:demo"], help="ONNX files or zoo:NAME")
-    parser.add_argument("--search", default="greedy", help="greedy, family or random")
-    parser.add_argument(
-        "--tolerance", type=float, default=Greedy.tolerance, help="greedy: what one step may cost, of the whole"
-    )
+    parser.add_argument("--search", default="greedy", choices=list(SEARCHES), help="by default greedy")
     parser.add_argument("--target", default="llvm", help="llvm: this machine")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     rows, target = [], as_target(options.target)
     with KernelDatabase(default_path()) as database:
         for name in options.models:
-            rows.append(compared(name, options.search, options.tolerance, database, target))
+            rows.append(compared(name, options.search, database, target))
             print(lines(rows[-1]), flush=True)
             if options.json is not None:
                 options.json.write_text(json.dumps(rows, indent=2) + "\n")

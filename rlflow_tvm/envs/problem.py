@@ -20,7 +20,7 @@ class RewriteProblem:
 
     `moves` counts the successors asked for (a search's environment steps). A move that cannot be made (the rewrite is
     ill-typed, or TVM cannot build or run one of its kernels) is refused: `successor` returns None, and the reason is
-    logged once and kept in `refusals`.
+    logged once and kept in `refusals`. Where somebody sets `stopped`, searches end with what they have found.
     """
 
     def __init__(self, mod: tvm.IRModule, cost_model: CostModel, ruleset: RuleSet | None = None) -> None:
@@ -28,6 +28,7 @@ class RewriteProblem:
         ruleset = default_rules(vector_lanes(cost_model.target)) if ruleset is None else ruleset
         self.start = GraphState.from_module(mod, ruleset)
         self.moves = 0
+        self.stopped = False
         self.refusals: dict[tuple[int, str], str] = {}
         self._end_to_end: dict[int, float] = {}
         if self.start.graph.is_empty:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import UsageError
+from rlflow_tvm.search.backtracking import Backtracking
+from rlflow_tvm.search.beam import Beam
+from rlflow_tvm.search.budget import Budget
 from rlflow_tvm.search.family import FamilySearch
 from rlflow_tvm.search.greedy import Greedy
 from rlflow_tvm.search.random_walk import RandomSearch, random_action, random_states
 from rlflow_tvm.search.result import Progress, SearchResult
+from rlflow_tvm.search.variable_depth import VariableDepth
 
 
 class Search(Protocol):
@@ -19,10 +24,15 @@ class Search(Protocol):
     def run(self, problem: RewriteProblem, progress: Progress | None = None) -> SearchResult: ...
 
 
-SEARCHES: dict[str, Callable[[int], Search]] = {
+_Made = Greedy | Backtracking | Beam | RandomSearch | FamilySearch | VariableDepth
+
+SEARCHES: dict[str, Callable[[int], _Made]] = {
     "greedy": lambda _seed: Greedy(),
-    "family": lambda _seed: FamilySearch(),
+    "backtracking": lambda _seed: Backtracking(),
+    "beam": lambda _seed: Beam(),
     "random": lambda seed: RandomSearch(seed=seed),
+    "family": lambda _seed: FamilySearch(),
+    "variable-depth": lambda _seed: VariableDepth(),
 }
 
 
@@ -32,22 +42,27 @@ def check_seed(seed: int) -> None:
         raise UsageError(f"seed {seed}: give 0 or more")
 
 
-def make_search(name: str, seed: int = 0) -> Search:
-    """The search called `name`; UsageError lists the names. `seed` is at least 0."""
+def make_search(name: str, seed: int = 0, budget: Budget | None = None) -> Search:
+    """The search called `name`, with its own budget by default; UsageError lists the names. `seed` is at least 0."""
     check_seed(seed)
     if name not in SEARCHES:
         raise UsageError(f"no search is called {name!r}: there are {', '.join(SEARCHES)}")
-    return SEARCHES[name](seed)
+    search = SEARCHES[name](seed)
+    return search if budget is None else replace(search, budget=budget)
 
 
 __all__ = [
     "SEARCHES",
+    "Backtracking",
+    "Beam",
+    "Budget",
     "FamilySearch",
     "Greedy",
     "Progress",
     "RandomSearch",
     "Search",
     "SearchResult",
+    "VariableDepth",
     "check_seed",
     "make_search",
     "random_action",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from rlflow_tvm.envs import GraphRewriteEnv, RewriteProblem
+from rlflow_tvm.search.budget import Budget
 from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
 
 
@@ -19,25 +21,30 @@ class Policy(Protocol):
 
 @dataclass
 class AgentSearch:
-    """One episode of the policy's most likely actions, then `samples` episodes of sampled ones."""
+    """One episode of the policy's most likely actions, then `samples` episodes of sampled ones, or with a budget as
+    many as it allows."""
 
     policy: Policy
     seed: int = 0
     samples: int = 4
     horizon: int = 200
+    budget: Budget | None = None
 
     def run(self, problem: RewriteProblem, progress: Progress | None = None) -> SearchResult:
         """Search from `problem.start`; deterministic for given seed, weights and costs."""
         rng = np.random.default_rng(self.seed)
-        best = Incumbent(problem, self.horizon * (1 + self.samples), progress)
+        episodes = range(1 + self.samples) if self.budget is None else itertools.count()
+        best = Incumbent(problem, self.budget or Budget(self.horizon * (1 + self.samples)), progress)
         env = GraphRewriteEnv(problem=problem, horizon=self.horizon)
-        for episode in range(1 + self.samples):
+        for episode in episodes:
             observation, _ = env.reset(seed=self.seed + episode)
-            over = False
+            over = best.exhausted
+            if over:
+                break
             while not over:
                 action = self.policy.act(observation, deterministic=episode == 0, rng=rng)
                 observation, _, terminated, truncated, _ = env.step(action)
                 best.offer(env.state, env.run_secs)
                 best.report()
-                over = terminated or truncated
+                over = terminated or truncated or best.exhausted
         return best.result()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes import GraphState, RewriteAction
 from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
+from rlflow_tvm.search.budget import DEFAULT_BUDGET, Budget
 from rlflow_tvm.search.greedy import Greedy
 from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
 
@@ -25,17 +26,12 @@ class FamilySearch:
     """
 
     descent: Greedy = field(default_factory=Greedy)
-    budget: int = 20_000
+    budget: Budget = DEFAULT_BUDGET
 
     def run(self, problem: RewriteProblem, progress: Progress | None = None) -> SearchResult:
         """Search from `problem.start`; deterministic for given costs."""
         best = Incumbent(problem, self.budget, progress)
         starts = [problem.start, *(exhausted(problem.start, family) for family in TERMINATING_FAMILIES.values())]
-
-        def shown(_done: int, _budget: int, run_secs: float) -> None:
-            if progress is not None:  # of the whole search, not of this descent
-                progress(best.spent, best.budget, min(run_secs, best.run_secs))
-
         for start in starts:
             if best.exhausted or start.graph.is_empty:
                 continue
@@ -44,9 +40,7 @@ class FamilySearch:
                 log.warning("a family's graph is passed over: %s fails", ", ".join(cost.failed))
                 continue
             best.offer(start, cost.run_secs)
-            descent = replace(self.descent, budget=min(self.descent.budget, best.budget - best.spent))
-            found = descent.run(problem, shown, start)
-            best.offer(found.state, found.run_secs_after)
+            self.descent.descend(best, start)
         return best.result()
 
 

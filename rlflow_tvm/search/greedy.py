@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.passes import GraphState, RewriteAction
+from rlflow_tvm.search.budget import DEFAULT_BUDGET, Budget
 from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
 
 Key = tuple[str, tuple[object, ...], tuple[int, ...]]  # a site that outlives rewrites elsewhere: rule, roots, variant
@@ -27,15 +28,18 @@ class Greedy:
 
     patience: int = 8
     tolerance: float = 0.01
-    budget: int = 20_000
+    budget: Budget = DEFAULT_BUDGET
 
-    def run(
-        self, problem: RewriteProblem, progress: Progress | None = None, start: GraphState | None = None
-    ) -> SearchResult:
-        """Search from `start`, by default the problem's; deterministic for given costs."""
-        best = Incumbent(problem, self.budget, progress, start)
-        walk = _Walk(problem, best)
-        plateau = 0
+    def run(self, problem: RewriteProblem, progress: Progress | None = None) -> SearchResult:
+        """Search from `problem.start`; deterministic for given costs."""
+        best = Incumbent(problem, self.budget, progress)
+        self.descend(best, best.state)
+        return best.result()
+
+    def descend(self, best: Incumbent, start: GraphState) -> None:
+        """Search from `start` and offer what is found to `best`, whose budget it is."""
+        walk = _Walk(best, start)
+        lowest, plateau = walk.run_secs, 0
         while not best.exhausted and plateau <= self.patience:
             move = walk.best_move(0.0)
             if move is None and not best.exhausted:  # else gains are from earlier states: not to be trusted
@@ -43,17 +47,18 @@ class Greedy:
             if move is None:
                 break
             walk.take(move)
-            plateau = 0 if best.offer(walk.state, walk.run_secs) else plateau + 1
+            best.offer(walk.state, walk.run_secs)
+            plateau = 0 if walk.run_secs < lowest else plateau + 1
+            lowest = min(lowest, walk.run_secs)
             best.report()
-        return best.result()
 
 
 class _Walk:
     """A path through the states, with what is known of each site's gain."""
 
-    def __init__(self, problem: RewriteProblem, best: Incumbent) -> None:
-        self.problem, self._best = problem, best
-        self.state, self.run_secs = best.state, best.run_secs
+    def __init__(self, best: Incumbent, start: GraphState) -> None:
+        self.problem, self._best = best.problem, best
+        self.state, self.run_secs = start, best.problem.cost(start, measured=True).run_secs
         self._gains: dict[Key, float] = {}  # cost after minus cost before, when last priced; inf if refused
         self._fresh: set[Key] = set()  # priced in the state now
         self._measured: set[Key] = set()  # of those, the ones of which no kernel's time is predicted

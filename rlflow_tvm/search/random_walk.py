@@ -10,7 +10,11 @@ import numpy as np
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes import GraphState, RewriteAction
+from rlflow_tvm.search.budget import Budget
 from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
+
+DEFAULT_WALKS = Budget(1_000)
+"""Random search does not end by itself."""
 
 
 @dataclass
@@ -22,10 +26,10 @@ class RandomSearch:
 
     seed: int = 0
     horizon: int = 200
-    budget: int = 1_000
+    budget: Budget = DEFAULT_WALKS
 
     def run(self, problem: RewriteProblem, progress: Progress | None = None) -> SearchResult:
-        """Search from `problem.start` until `budget` moves are spent; deterministic for given seed and costs."""
+        """Search from `problem.start` until the budget is spent; deterministic for given seed and costs."""
         rng = np.random.default_rng(self.seed)
         best = Incumbent(problem, self.budget, progress)
         while not best.exhausted:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from rlflow_tvm.envs import RewriteProblem
-from rlflow_tvm.passes import GraphState, Plan
+from rlflow_tvm.passes import GraphState, Plan, RewriteAction
+from rlflow_tvm.search.budget import Budget
 
 Progress = Callable[[int, int, float], None]
-"""Called as `progress(env_steps, budget, best_run_secs)`."""
+"""Called as `progress(done, total, best_run_secs)`, in steps, or in seconds where the budget has no steps."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,9 @@ class SearchResult:
 class Incumbent:
     """The best state so far, and what was spent on finding it."""
 
-    def __init__(
-        self, problem: RewriteProblem, budget: int, progress: Progress | None, start: GraphState | None = None
-    ) -> None:
+    def __init__(self, problem: RewriteProblem, budget: Budget, progress: Progress | None) -> None:
         self.problem, self.budget, self._progress = problem, budget, progress
-        self.state = problem.start if start is None else start
-        self.run_secs = problem.cost(self.state, measured=True).run_secs
+        self.state, self.run_secs = problem.start, problem.start_secs
         self._moves_before, self._measured_before = problem.moves, problem.cost_model.measured
         self._predicted_before = problem.cost_model.predicted
         self._started = time.monotonic()
@@ -55,7 +54,11 @@ class Incumbent:
 
     @property
     def exhausted(self) -> bool:
-        return self.spent >= self.budget
+        return self.problem.stopped or self.spent >= self.budget.steps or self._secs >= self.budget.secs
+
+    @property
+    def _secs(self) -> float:
+        return time.monotonic() - self._started
 
     def offer(self, state: GraphState, run_secs: float) -> bool:
         """Take `state` if it costs less than the best so far, by measurement; says whether it did."""
@@ -69,7 +72,9 @@ class Incumbent:
 
     def report(self) -> None:
         if self._progress is not None:
-            self._progress(self.spent, self.budget, self.run_secs)
+            counted = math.isfinite(self.budget.steps)
+            done, total = (self.spent, self.budget.steps) if counted else (self._secs, self.budget.secs)
+            self._progress(int(done), int(total), self.run_secs)
 
     def result(self) -> SearchResult:
         """What was found; the last report says so too."""
@@ -81,6 +86,27 @@ class Incumbent:
             self.spent,
             self.problem.cost_model.measured - self._measured_before,
             self.problem.cost_model.predicted - self._predicted_before,
-            time.monotonic() - self._started,
+            self._secs,
             tuple(self._curve),
         )
+
+
+def moves(state: GraphState) -> list[RewriteAction]:
+    """All moves from a state, rule by rule."""
+    return [RewriteAction(rule, site) for rule, sites in state.sites.items() for site in sites]
+
+
+def successors(
+    best: Incumbent, state: GraphState, seen: set[int], actions: Iterable[RewriteAction] | None = None
+) -> Iterator[tuple[RewriteAction, GraphState, float]]:
+    """What `actions` (by default all moves from `state`) lead to that is not in `seen`, where it is put, and its cost,
+    at its best where that is predicted; ends when `best` has no budget left."""
+    for action in moves(state) if actions is None else actions:
+        if best.exhausted:
+            return
+        following = best.problem.successor(state, action)
+        best.report()
+        if following is not None and following[0].structural_hash not in seen:
+            after, cost = following
+            seen.add(after.structural_hash)
+            yield action, after, cost.run_secs - cost.deviation_secs

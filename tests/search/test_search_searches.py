@@ -18,7 +18,16 @@ from rlflow_tvm.frontend import from_onnx
 from rlflow_tvm.frontend.zoo_light import light_files
 from rlflow_tvm.passes import CATALOGUE, GraphState, RuleSet, default_rules
 from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
-from rlflow_tvm.search import SEARCHES, FamilySearch, Greedy, RandomSearch, SearchResult, make_search, random_action
+from rlflow_tvm.search import (
+    SEARCHES,
+    Budget,
+    FamilySearch,
+    Greedy,
+    RandomSearch,
+    SearchResult,
+    make_search,
+    random_action,
+)
 from rlflow_tvm.search.agent_search import AgentSearch
 from rlflow_tvm.search.family import exhausted
 
@@ -68,7 +77,8 @@ def searches(problem: RewriteProblem) -> dict[str, Any]:
     names = tuple(rule.name for rule in problem.ruleset.rules)
     return {
         **{name: make_search(name) for name in SEARCHES},
-        "random": RandomSearch(seed=3, budget=150, horizon=20),
+        **{name: make_search(name, budget=Budget(400)) for name in ("backtracking", "beam", "variable-depth")},
+        "random": RandomSearch(seed=3, budget=Budget(150), horizon=20),
         "agent": AgentSearch(Scripted(("block_conv", "unpack_after_binary"), names), seed=1, samples=2, horizon=15),
     }
 
@@ -160,7 +170,7 @@ def test_greedy_does_not_climb_above_its_tolerance():
 def test_greedy_keeps_to_its_budget(budget):
     """One move more than the budget may be counted: the one that was priced last is then taken."""
     problem = problem_of(conv_net(), costs=PLATEAU, blocked_conv=98.5)
-    result = Greedy(budget=budget).run(problem)
+    result = Greedy(budget=Budget(budget)).run(problem)
     assert result.env_steps <= budget + 1
     assert result.run_secs_after <= result.run_secs_before
 
@@ -173,7 +183,7 @@ def test_family_search_pays_for_the_first_of_two_convolutions():
 
 @pytest.mark.parametrize("budget", [1, 10, 100])
 def test_family_search_keeps_to_its_budget(budget):
-    result = FamilySearch(budget=budget).run(problem_of(conv_net(), costs=PLATEAU, blocked_conv=98.5))
+    result = FamilySearch(budget=Budget(budget)).run(problem_of(conv_net(), costs=PLATEAU, blocked_conv=98.5))
     assert result.env_steps <= budget + 1
 
 
@@ -201,12 +211,12 @@ def test_family_that_cannot_be_priced_is_passed_over():
 @pytest.mark.parametrize("budget", [1, 7, 40])
 def test_random_keeps_to_its_budget(budget):
     problem = problem_of(conv_net())
-    result = RandomSearch(seed=0, budget=budget, horizon=10).run(problem)
+    result = RandomSearch(seed=0, budget=Budget(budget), horizon=10).run(problem)
     assert result.env_steps == problem.moves == budget
 
 
 def test_random_is_another_for_another_seed():
-    plans = [RandomSearch(seed=seed, budget=60).run(problem_of(conv_net())).plan for seed in range(4)]
+    plans = [RandomSearch(seed=seed, budget=Budget(60)).run(problem_of(conv_net())).plan for seed in range(4)]
     assert len(set(plans)) > 1
 
 
@@ -220,7 +230,7 @@ def test_random_walks_are_no_longer_than_the_horizon():
         return apply(state, action)
 
     problem.successor = successor
-    RandomSearch(seed=0, budget=100, horizon=4).run(problem)
+    RandomSearch(seed=0, budget=Budget(100), horizon=4).run(problem)
     assert max(seen) == 3
 
 

@@ -1,0 +1,62 @@
+"""`optimize` with a budget, and with Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rlflow_tvm.passes import Plan
+
+
+@pytest.mark.parametrize("search", ["backtracking", "variable-depth"])
+def test_budget_in_steps(run, network, tmp_path, search):
+    done = run("optimize", network, "--search", search, "--budget", 20, "--json", tmp_path / "figures.json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["method"] == search
+    assert 20 <= figures["env_steps"] <= 21
+    assert figures["run_secs_after"] <= figures["run_secs_before"]
+
+
+def test_what_is_no_budget_is_told(run, network):
+    done = run("optimize", network, "--budget", "soon")
+    assert done.returncode == 2
+    assert "error: --budget soon: steps are expected, as 20000, or a time, as 90s, 5m or 2h" in done.stderr
+
+
+def moves_priced(database: Path) -> int:
+    try:
+        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            return connection.execute("select count(*) from measurement").fetchone()[0]
+    except sqlite3.OperationalError:  # not there yet, or without its tables
+        return 0
+
+
+@pytest.mark.timeout(300)
+def test_ctrl_c_takes_the_best_so_far(network, tmp_path):
+    """Of a search that would go on for an hour."""
+    plan = tmp_path / "plan.json"
+    command = ["optimize", str(network), "--search", "random", "--budget", "1h", "--plan", str(plan)]
+    with subprocess.Popen(
+        [sys.executable, "-m", f"rlflow_tvm.{command[0]}", *command[1:]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RLFLOW_TVM_HOME": str(tmp_path), "COLUMNS": "200"},
+    ) as search:
+        while moves_priced(tmp_path / "kernels.sqlite") < 25 and search.poll() is None:
+            time.sleep(0.1)
+        search.send_signal(signal.SIGINT)
+        out, err = search.communicate()
+    assert search.returncode == 0, err
+    assert "interrupted: the best graph so far is taken" in err
+    assert f"by {len(Plan.load(plan))} rewrites" in out

@@ -1,0 +1,61 @@
+"""Budgets: what is understood, and that searches end when one is spent or somebody stops them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from small_models import conv_net
+from test_search_searches import NAMES, problem_of, searches
+
+from rlflow_tvm.errors import UsageError
+from rlflow_tvm.search import SEARCHES, Budget, make_search
+
+
+@pytest.mark.parametrize(
+    ("text", "steps", "secs"),
+    [
+        ("20000", 20_000, math.inf),
+        ("90s", math.inf, 90),
+        ("5m", math.inf, 300),
+        ("0.5h", math.inf, 1800),
+        (" 7 ", 7, math.inf),
+    ],
+)
+def test_budgets_are_read(text, steps, secs):
+    assert Budget.parse(text) == Budget(steps, secs)
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "-3", "2.5", "5 minutes", "1d", "nan", "inf", "1e3"])
+def test_what_is_no_budget_is_told(text):
+    with pytest.raises(UsageError, match="--budget"):
+        Budget.parse(text)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_budget_takes_the_place_of_the_searchs_own(name):
+    assert make_search(name, budget=Budget(7)).budget == Budget(7)
+    assert make_search(name).budget.steps >= 1000
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_seconds_are_kept(name, monkeypatch):
+    """By a clock of a second a move: as many moves as seconds, and one more that was under way."""
+    problem = problem_of(conv_net(), blocked_conv=98.5)
+    monkeypatch.setattr("time.monotonic", lambda: float(problem.moves))
+    calls = []
+    result = make_search(name, budget=Budget(secs=12)).run(problem, lambda *call: calls.append(call[:2]))
+    assert 12 <= result.env_steps <= 13
+    assert {total for _, total in calls} == {12}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stopped_search_hands_back_its_best(name):
+    problem = problem_of(conv_net())
+
+    def stop_at(done: int, _total: int, _best: float) -> None:
+        problem.stopped = done >= 12
+
+    result = searches(problem)[name].run(problem, stop_at)
+    assert 12 <= result.env_steps <= 13
+    assert problem.cost(result.state).run_secs == result.run_secs_after <= result.run_secs_before
