@@ -18,7 +18,7 @@ from typing import Any
 
 from rlflow_tvm import from_onnx
 from rlflow_tvm.cli import model_path
-from rlflow_tvm.cost import CostModel, KernelDatabase, default_path
+from rlflow_tvm.cost import CostModel, KernelDatabase, PredictionPolicy, default_path
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.kernels import as_target, vector_lanes
 from rlflow_tvm.passes import CATALOGUE, RuleSet
@@ -37,7 +37,7 @@ def costs_along(problem: RewriteProblem, result: SearchResult) -> list[float]:
     state, costs = problem.start, [problem.start_secs]
     for action in result.state.actions:
         state = state.apply(action)
-        costs.append(problem.cost(state).run_secs)
+        costs.append(problem.cost(state, measured=True).run_secs)
     return costs
 
 
@@ -54,12 +54,12 @@ def detours(actions: list[str], costs: list[float]) -> list[dict[str, Any]]:
     return found
 
 
-def compared(name: str, search: str, database: KernelDatabase, target: Any) -> dict[str, Any]:
+def compared(name: str, search: str, predict: float, database: KernelDatabase, target: Any) -> dict[str, Any]:
     mod = from_onnx(model_path(name))
-    row: dict[str, Any] = {"model": name, "search": search}
+    row: dict[str, Any] = {"model": name, "search": search, "predict": predict}
     for kind, rules in (("first", FIRST), ("whole", CATALOGUE)):
         ruleset = RuleSet(tuple(rules), vector_lanes(target))
-        with CostModel(target, database) as cost_model:
+        with CostModel(target, database, policy=PredictionPolicy(share=predict)) as cost_model:
             result = optimize(mod, make_search(search), cost_model, ruleset)
             problem = RewriteProblem(mod, cost_model, ruleset)
             costs = costs_along(problem, result)
@@ -98,13 +98,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["zoo:demo"], help="ONNX files or zoo:NAME")
     parser.add_argument("--search", default="greedy", choices=list(SEARCHES), help="by default greedy")
+    parser.add_argument(
+        "--predict", type=float, default=0.0, help="how much of a graph's time the search may predict, 0 to 1"
+    )
     parser.add_argument("--target", default="llvm", help="llvm: this machine")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     rows, target = [], as_target(options.target)
     with KernelDatabase(default_path()) as database:
         for name in options.models:
-            rows.append(compared(name, options.search, database, target))
+            rows.append(compared(name, options.search, options.predict, database, target))
             print(lines(rows[-1]), flush=True)
             if options.json is not None:
                 options.json.write_text(json.dumps(rows, indent=2) + "\n")
