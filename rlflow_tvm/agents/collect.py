@@ -13,8 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rlflow_tvm.agents.observation import compact
-from rlflow_tvm.agents.policy import TwoStepPolicy
+from rlflow_tvm.agents.policy import SitePolicy
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.errors import AgentError
 
@@ -66,7 +65,7 @@ def episode_rng(seed: int, number: int) -> np.random.Generator:
 
 def collect_episode(
     env: gymnasium.Env,
-    policy: TwoStepPolicy,
+    policy: SitePolicy[Any, Any],
     rng: np.random.Generator,
     on_step: Callable[[], None] = lambda: None,
 ) -> Episode:
@@ -77,9 +76,9 @@ def collect_episode(
     episode = Episode()
     observation, info = env.reset(seed=int(rng.integers(2**31)))
     _note_time(episode, info)
-    kept = compact(observation, policy.sizes)
+    kept = policy.compact(observation)
     while not (episode.terminated or episode.truncated):
-        if kept.num_sites == 0:
+        if len(kept.site_rules) == 0:
             raise AgentError("environment: neither a rule nor stop is allowed, yet the episode goes on; mend its masks")
         site, log_prob, value = policy.choose(kept, rng)
         action = np.array([kept.site_rules[site], kept.site_locations[site]], dtype=np.int64)
@@ -95,7 +94,7 @@ def collect_episode(
             episode.rules.append(str(info["rule"]))
         on_step()
         if not terminated:
-            kept = compact(observation, policy.sizes)
+            kept = policy.compact(observation)
     if not episode.terminated:
         episode.last_value = policy.value(kept)
     episode.summary = dict(info.get("episode", {}))

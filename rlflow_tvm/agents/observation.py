@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -84,7 +84,7 @@ class CompactObservation:
 
 def compact(observation: Mapping[str, Any], sizes: ObservationSizes) -> CompactObservation:
     """The compact form of an environment's observation; AgentError where it does not fit `sizes` or its masks clash."""
-    graph, rule_mask = observation["graph"], np.asarray(observation["rule_mask"], dtype=bool)
+    graph = observation["graph"]
     location_nodes = np.asarray(observation["location_nodes"])
     # Copies: an episode's observations are kept, and torch refuses read-only arrays. gymnasium gives a graph without
     # edges as None.
@@ -102,6 +102,21 @@ def compact(observation: Mapping[str, Any], sizes: ObservationSizes) -> CompactO
             f"observation has (location_nodes, node columns, edge columns) {found}, the agent expects {expected} "
             f"and operators below {sizes.num_operators}: use the environment it was trained on, or train anew"
         )
+    rules, locations = legal_sites(observation, sizes)
+    return CompactObservation(
+        nodes=nodes,
+        edges=edges,
+        edge_links=links,
+        site_rules=rules,
+        site_locations=locations,
+        site_nodes=location_nodes[rules, locations].astype(np.int32),
+    )
+
+
+def legal_sites(observation: Mapping[str, Any], sizes: ObservationSizes) -> tuple[np.ndarray, np.ndarray]:
+    """Rules and locations of the legal actions, int16 (S,) each, by rule and then by location; AgentError where the
+    masks clash."""
+    rule_mask = np.asarray(observation["rule_mask"], dtype=bool)
     location_mask = np.asarray(observation["location_mask"], dtype=bool) & rule_mask[:, None]
     # Stop has nothing to choose, whatever the environment writes into its row of the mask.
     location_mask[sizes.stop_rule] = False
@@ -112,29 +127,26 @@ def compact(observation: Mapping[str, Any], sizes: ObservationSizes) -> CompactO
             f"observation: rule_mask allows rule {lost[0]} but location_mask gives it no location; mend the environment"
         )
     rules, locations = np.nonzero(location_mask)
-    return CompactObservation(
-        nodes=nodes,
-        edges=edges,
-        edge_links=links,
-        site_rules=rules.astype(np.int16),
-        site_locations=locations.astype(np.int16),
-        site_nodes=location_nodes[rules, locations].astype(np.int32),
-    )
+    return rules.astype(np.int16), locations.astype(np.int16)
+
+
+class HasSites(Protocol):
+    """What every kind of observation says of the legal actions (S of them), sorted by rule and then by location."""
+
+    @property
+    def site_rules(self) -> np.ndarray: ...  # int16 (S,)
+    @property
+    def site_locations(self) -> np.ndarray: ...  # int16 (S,)
 
 
 @dataclass(frozen=True, eq=False)
-class GraphBatch:
-    """Several observations as one disconnected DGL graph (B graphs, N nodes, E edges, S sites, P pairs).
+class SiteBatch:
+    """The legal actions of several observations (B graphs, S sites, P pairs).
 
     A **pair** is (graph, legal rule); sites are sorted by pair, so that each pair's sites lie together.
-    Graph data: `ndata["operator"]` int64 (N,), `ndata["features"]` (N, F-1), `edata["features"]` (E, Fe).
     """
 
-    graph: dgl.DGLGraph
     num_graphs: int
-    nodes_graph: torch.Tensor  # (N,) each node's graph
-    member_nodes: torch.Tensor  # (M,) nodes of all sites one after another, none of them -1
-    member_offsets: torch.Tensor  # (S,) where each site's nodes begin in member_nodes
     site_pair: torch.Tensor  # (S,)
     site_offsets: np.ndarray  # (B+1,) where each graph's sites begin
     pair_graph: torch.Tensor  # (P,)
@@ -147,6 +159,19 @@ class GraphBatch:
         return len(self.pair_graph)
 
 
+@dataclass(frozen=True, eq=False)
+class GraphBatch(SiteBatch):
+    """Several observations as one disconnected DGL graph (N nodes, E edges), with their sites.
+
+    Graph data: `ndata["operator"]` int64 (N,), `ndata["features"]` (N, F-1), `edata["features"]` (E, Fe).
+    """
+
+    graph: dgl.DGLGraph
+    nodes_graph: torch.Tensor  # (N,) each node's graph
+    member_nodes: torch.Tensor  # (M,) nodes of all sites one after another, none of them -1
+    member_offsets: torch.Tensor  # (S,) where each site's nodes begin in member_nodes
+
+
 def _as_graph(observation: CompactObservation) -> dgl.DGLGraph:
     links = torch.from_numpy(observation.edge_links).long()
     graph = dgl.graph((links[:, 0], links[:, 1]), num_nodes=len(observation.nodes))
@@ -156,32 +181,40 @@ def _as_graph(observation: CompactObservation) -> dgl.DGLGraph:
     return graph
 
 
-def collate(observations: Sequence[CompactObservation]) -> GraphBatch:
-    """One batch of the given observations, in their order."""
-    graph = dgl.batch([_as_graph(observation) for observation in observations])
-    count = len(observations)
-    node_counts = np.array([len(observation.nodes) for observation in observations])
-    site_counts = np.array([observation.num_sites for observation in observations])
-    node_starts = np.cumsum(node_counts) - node_counts
-    site_graph = np.repeat(np.arange(count), site_counts)
+def collate_sites(observations: Sequence[HasSites]) -> SiteBatch:
+    """The sites of the given observations, in their order."""
+    site_counts = np.array([len(observation.site_rules) for observation in observations])
+    site_graph = np.repeat(np.arange(len(observations)), site_counts)
     site_rule = np.concatenate([observation.site_rules for observation in observations]).astype(np.int64)
     # a pair begins where the graph or the rule changes
     begins = np.ones(len(site_rule), dtype=bool)
     begins[1:] = (site_graph[1:] != site_graph[:-1]) | (site_rule[1:] != site_rule[:-1])
     first = np.flatnonzero(begins)
-    site_nodes = np.concatenate([observation.site_nodes for observation in observations]).astype(np.int64)
-    present = site_nodes >= 0
-    members = (site_nodes + node_starts[site_graph][:, None])[present]
-    member_counts = present.sum(axis=1)
-    return GraphBatch(
-        graph=graph,
-        num_graphs=count,
-        nodes_graph=torch.from_numpy(np.repeat(np.arange(count), node_counts)),
-        member_nodes=torch.from_numpy(members),
-        member_offsets=torch.from_numpy(np.cumsum(member_counts) - member_counts),
+    return SiteBatch(
+        num_graphs=len(observations),
         site_pair=torch.from_numpy(np.cumsum(begins) - 1),
         site_offsets=np.concatenate([[0], np.cumsum(site_counts)]),
         pair_graph=torch.from_numpy(site_graph[first]),
         pair_rule=torch.from_numpy(site_rule[first]),
         pair_sizes=torch.from_numpy(np.diff(np.append(first, len(site_rule)))),
+    )
+
+
+def collate(observations: Sequence[CompactObservation]) -> GraphBatch:
+    """One batch of the given observations, in their order."""
+    sites = collate_sites(observations)
+    graph = dgl.batch([_as_graph(observation) for observation in observations])
+    node_counts = np.array([len(observation.nodes) for observation in observations])
+    node_starts = np.cumsum(node_counts) - node_counts
+    site_graph = np.repeat(np.arange(len(observations)), np.diff(sites.site_offsets))
+    site_nodes = np.concatenate([observation.site_nodes for observation in observations]).astype(np.int64)
+    present = site_nodes >= 0
+    members = (site_nodes + node_starts[site_graph][:, None])[present]
+    member_counts = present.sum(axis=1)
+    return GraphBatch(
+        **vars(sites),
+        graph=graph,
+        nodes_graph=torch.from_numpy(np.repeat(np.arange(len(observations)), node_counts)),
+        member_nodes=torch.from_numpy(members),
+        member_offsets=torch.from_numpy(np.cumsum(member_counts) - member_counts),
     )

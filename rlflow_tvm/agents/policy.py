@@ -8,7 +8,10 @@ sites enters. The rule head sees, for each rule, the pooled embeddings of that r
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -17,9 +20,18 @@ from torch.nn import functional
 
 from rlflow_tvm.agents.backend import dgl
 from rlflow_tvm.agents.encoder import GraphEncoder
-from rlflow_tvm.agents.observation import CompactObservation, GraphBatch, ObservationSizes, collate
+from rlflow_tvm.agents.observation import (
+    CompactObservation,
+    GraphBatch,
+    HasSites,
+    ObservationSizes,
+    SiteBatch,
+    collate,
+    compact,
+)
 
-_STOP_BIAS = -3.0
+STOP_BIAS = -3.0
+"""Of the logit of stop in a new policy."""
 
 
 def segment_log_softmax(logits: torch.Tensor, segment: torch.Tensor, num_segments: int) -> torch.Tensor:
@@ -41,7 +53,80 @@ class PolicyOutput:
     entropy: torch.Tensor  # (B,) of the joint distribution: H(rule) + sum_r p(r) H(location | r)
 
 
-class TwoStepPolicy(nn.Module):
+def two_step_output(
+    batch: SiteBatch, rule_logits: torch.Tensor, location_logits: torch.Tensor, values: torch.Tensor
+) -> PolicyOutput:
+    """p(rule, location) = p(rule) p(location | rule) of logits (P,) and (S,), with values (B,)."""
+    rule_log_probs = segment_log_softmax(rule_logits, batch.pair_graph, batch.num_graphs)
+    location_log_probs = segment_log_softmax(location_logits, batch.site_pair, batch.num_pairs)
+    log_probs = rule_log_probs.index_select(0, batch.site_pair) + location_log_probs
+    graph = batch.pair_graph[batch.site_pair]
+    surprise = torch.zeros(batch.num_graphs).index_add(0, graph, -log_probs.exp() * log_probs)
+    return PolicyOutput(rule_log_probs, location_log_probs, log_probs, values, surprise)
+
+
+ObservationT = TypeVar("ObservationT", bound=HasSites)
+BatchT = TypeVar("BatchT", bound=SiteBatch)
+
+
+class SitePolicy(nn.Module, Generic[ObservationT, BatchT], ABC):
+    """A policy over the legal actions of an observation, whatever the observation is made of.
+
+    Args:
+        sizes: of the rules and locations there are, among others.
+    """
+
+    def __init__(self, sizes: ObservationSizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    @abstractmethod
+    def compact(self, observation: Mapping[str, Any]) -> ObservationT:
+        """What is kept of an environment's observation; AgentError where it does not fit."""
+
+    @abstractmethod
+    def collate(self, observations: Sequence[ObservationT]) -> BatchT:
+        """One batch of kept observations, in their order."""
+
+    @abstractmethod
+    def forward(self, batch: BatchT) -> PolicyOutput:
+        """Log-probabilities of all legal actions, joint entropy and value of each graph."""
+
+    @torch.inference_mode()
+    def probabilities(self, observation: ObservationT) -> np.ndarray:
+        """p(rule, location) as a dense float64 array (R+1, L); exactly 0 where the masks forbid the action."""
+        dense = np.zeros((self.sizes.num_rules, self.sizes.num_locations))
+        log_probs = self(self.collate([observation])).log_probs.double().numpy()
+        dense[observation.site_rules, observation.site_locations] = np.exp(log_probs)
+        return dense
+
+    @torch.inference_mode()
+    def value(self, observation: ObservationT) -> float:
+        """The value of one observation."""
+        return float(self(self.collate([observation])).values[0])
+
+    @torch.inference_mode()
+    def choose(self, observation: ObservationT, rng: np.random.Generator | None) -> tuple[int, float, float]:
+        """One action: (index of the site, log p(rule, location), value of the observation).
+
+        With a generator rule and location are sampled; with None the likeliest rule is taken and then its likeliest
+        location (which need not be the likeliest pair: a rule is not punished for having many locations).
+        """
+        batch = self.collate([observation])
+        output = self(batch)
+        pair = _pick(output.rule_log_probs.double().numpy(), rng)
+        begin = int(batch.pair_sizes[:pair].sum())
+        own = output.location_log_probs[begin : begin + int(batch.pair_sizes[pair])]
+        site = begin + _pick(own.double().numpy(), rng)
+        return site, float(output.log_probs[site]), float(output.values[0])
+
+    @torch.inference_mode()
+    def choose_all(self, batch: BatchT, output: PolicyOutput, rng: np.random.Generator) -> np.ndarray:
+        """One action for each observation of a batch, drawn: indices of sites, int64 (B,)."""
+        return _pick_each(output.log_probs.double().numpy(), batch.site_offsets, rng)
+
+
+class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
     """Encoder, rule head, location head and value head over one shared trunk.
 
     Args:
@@ -51,8 +136,7 @@ class TwoStepPolicy(nn.Module):
     """
 
     def __init__(self, sizes: ObservationSizes, hidden: int, rounds: int) -> None:
-        super().__init__()
-        self.sizes = sizes
+        super().__init__(sizes)
         self.encoder = GraphEncoder(sizes, hidden, rounds)
         self.rule = nn.Embedding(sizes.num_rules, hidden)
         self.site_nodes = nn.Linear(hidden, hidden)
@@ -72,7 +156,7 @@ class TwoStepPolicy(nn.Module):
         # only after twenty would never be seen.
         self.rule_bias = nn.Parameter(torch.zeros(sizes.num_rules))
         with torch.no_grad():
-            self.rule_bias[sizes.stop_rule] = _STOP_BIAS
+            self.rule_bias[sizes.stop_rule] = STOP_BIAS
 
     def forward(self, batch: GraphBatch) -> PolicyOutput:
         """Log-probabilities of all legal actions, joint entropy and value of each graph."""
@@ -82,51 +166,32 @@ class TwoStepPolicy(nn.Module):
         own = functional.embedding_bag(batch.member_nodes, self.site_nodes(h), batch.member_offsets, mode="mean")
         context = self.site_rule(self.rule.weight)[pair_rule] + self.site_graph(readout)[pair_graph]
         sites = self.site_body(own + context.index_select(0, site_pair))
-        location_log_probs = segment_log_softmax(self.location_head(sites).squeeze(1), site_pair, batch.num_pairs)
+        location_logits = self.location_head(sites).squeeze(1)
 
         pooled = [dgl.ops.segment_reduce(batch.pair_sizes, sites, reducer) for reducer in ("mean", "max")]
         number = batch.pair_sizes.float().log1p().unsqueeze(1) / 6.0  # about 1 for 400 sites
         seen_by_rule = torch.cat([*pooled, self.rule(pair_rule), readout.index_select(0, pair_graph), number], dim=1)
         rule_logits = self.rule_head(self.rule_body(seen_by_rule)).squeeze(1) + self.rule_bias[pair_rule]
-        rule_log_probs = segment_log_softmax(rule_logits, pair_graph, batch.num_graphs)
-
-        log_probs = rule_log_probs.index_select(0, site_pair) + location_log_probs
-        surprise = torch.zeros(batch.num_graphs).index_add(0, pair_graph[site_pair], -log_probs.exp() * log_probs)
-        return PolicyOutput(
-            rule_log_probs=rule_log_probs,
-            location_log_probs=location_log_probs,
-            log_probs=log_probs,
-            values=self.value_head(self.value_body(readout)).squeeze(1),
-            entropy=surprise,
+        return two_step_output(
+            batch, rule_logits, location_logits, self.value_head(self.value_body(readout)).squeeze(1)
         )
 
-    @torch.inference_mode()
-    def probabilities(self, observation: CompactObservation) -> np.ndarray:
-        """p(rule, location) as a dense float64 array (R+1, L); exactly 0 where the masks forbid the action."""
-        dense = np.zeros((self.sizes.num_rules, self.sizes.num_locations))
-        log_probs = self(collate([observation])).log_probs.double().numpy()
-        dense[observation.site_rules, observation.site_locations] = np.exp(log_probs)
-        return dense
+    def compact(self, observation: Mapping[str, Any]) -> CompactObservation:
+        """See `observation.compact`."""
+        return compact(observation, self.sizes)
 
-    @torch.inference_mode()
-    def value(self, observation: CompactObservation) -> float:
-        """The value of one observation."""
-        return float(self(collate([observation])).values[0])
+    def collate(self, observations: Sequence[CompactObservation]) -> GraphBatch:
+        """See `observation.collate`."""
+        return collate(observations)
 
-    @torch.inference_mode()
-    def choose(self, observation: CompactObservation, rng: np.random.Generator | None) -> tuple[int, float, float]:
-        """One action: (index of the site, log p(rule, location), value of the observation).
 
-        With a generator rule and location are sampled; with None the likeliest rule is taken and then its likeliest
-        location (which need not be the likeliest pair: a rule is not punished for having many locations).
-        """
-        batch = collate([observation])
-        output = self(batch)
-        pair = _pick(output.rule_log_probs.double().numpy(), rng)
-        begin = int(batch.pair_sizes[:pair].sum())
-        own = output.location_log_probs[begin : begin + int(batch.pair_sizes[pair])]
-        site = begin + _pick(own.double().numpy(), rng)
-        return site, float(output.log_probs[site]), float(output.values[0])
+def _pick_each(log_probs: np.ndarray, offsets: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """An index drawn within each segment of log-probabilities (S,), which begin at offsets (B+1,)."""
+    cumulative = np.cumsum(np.exp(log_probs))
+    before = np.concatenate([[0.0], cumulative])[offsets]
+    drawn = before[:-1] + rng.random(len(offsets) - 1) * np.diff(before)
+    # rounding must not lead into a neighbour
+    return np.clip(np.searchsorted(cumulative, drawn, side="right"), offsets[:-1], offsets[1:] - 1) - offsets[:-1]
 
 
 def _pick(log_probs: np.ndarray, rng: np.random.Generator | None) -> int:

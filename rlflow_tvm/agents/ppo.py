@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional, utils
 
 from rlflow_tvm.agents.config import PPOConfig
-from rlflow_tvm.agents.observation import ObservationSizes, collate
-from rlflow_tvm.agents.policy import PolicyOutput, TwoStepPolicy
+from rlflow_tvm.agents.observation import ObservationSizes
+from rlflow_tvm.agents.policy import PolicyOutput, SitePolicy, TwoStepPolicy
 from rlflow_tvm.agents.rollout import Episode, Minibatch, RewardScale, RolloutBuffer
 from rlflow_tvm.errors import AgentError
 
@@ -41,13 +42,22 @@ class PPO:
         config: settings.
         seed: of the parameters and the minibatches. Parameters are drawn from torch's global generator
             after seeding it: wrap in `torch.random.fork_rng` to keep that from being seen outside.
+        make_policy: makes another policy than `TwoStepPolicy`.
     """
 
-    def __init__(self, sizes: ObservationSizes, config: PPOConfig, seed: int) -> None:
+    def __init__(
+        self,
+        sizes: ObservationSizes,
+        config: PPOConfig,
+        seed: int,
+        make_policy: Callable[[], SitePolicy[Any, Any]] | None = None,
+    ) -> None:
         self.sizes, self.config = sizes, config
         torch.manual_seed(seed)
         self.rng = np.random.default_rng(seed)
-        self.policy = TwoStepPolicy(sizes, config.hidden, config.rounds)
+        self.policy: SitePolicy[Any, Any] = (
+            TwoStepPolicy(sizes, config.hidden, config.rounds) if make_policy is None else make_policy()
+        )
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.learning_rate, eps=1e-5)
         self.reward_scale = RewardScale()
 
@@ -81,7 +91,7 @@ class PPO:
 
     def _gradient_step(self, part: Minibatch) -> dict[str, float]:
         config = self.config
-        batch = collate(part.observations)
+        batch = self.policy.collate(part.observations)
         output: PolicyOutput = self.policy(batch)
         chosen = torch.from_numpy(batch.site_offsets[:-1] + part.sites)
         log_probs = output.log_probs.index_select(0, chosen)
@@ -149,12 +159,12 @@ class PPO:
         torch.set_rng_state(tensors["random.torch"])
 
 
-def policy_tensors(policy: TwoStepPolicy) -> dict[str, torch.Tensor]:
+def policy_tensors(policy: nn.Module) -> dict[str, torch.Tensor]:
     """The policy's parameters under the names they have in a checkpoint."""
     return {f"policy.{name}": value.detach() for name, value in policy.state_dict().items()}
 
 
-def load_policy_tensors(policy: TwoStepPolicy, tensors: Mapping[str, torch.Tensor]) -> None:
+def load_policy_tensors(policy: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     """The inverse of `policy_tensors`; AgentError where a parameter is missing or has another shape."""
     state = policy.state_dict()
     for name, value in state.items():

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from rlflow_tvm.agents.observation import CompactObservation
-
 
 def gae(rewards: np.ndarray, values: np.ndarray, last_value: float, gamma: float, gae_lambda: float) -> np.ndarray:
     """Generalised advantage estimates of one episode (Schulman et al. 2016, equation 16); all arrays (T,).
@@ -36,7 +34,7 @@ class Episode:
     `run_secs` holds the finite times the environment told in its infos, the reset's first where it tells one.
     """
 
-    observations: list[CompactObservation] = field(default_factory=list)
+    observations: list[Any] = field(default_factory=list)
     sites: list[int] = field(default_factory=list)  # index of the chosen site in its observation
     rewards: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -102,7 +100,7 @@ class RewardScale:
 class Minibatch:
     """Some steps of the buffer (B of them); arrays (B,)."""
 
-    observations: list[CompactObservation]
+    observations: list[Any]  # as the policy keeps them
     sites: np.ndarray
     log_probs: np.ndarray  # of the policy that acted
     advantages: np.ndarray  # normalised over the whole buffer

@@ -21,7 +21,7 @@ from rlflow_tvm.agents.act import check_sizes
 from rlflow_tvm.agents.collect import Quota, collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import ObservationSizes
-from rlflow_tvm.agents.policy import TwoStepPolicy
+from rlflow_tvm.agents.policy import SitePolicy
 from rlflow_tvm.agents.pool import Workers, open_pool
 from rlflow_tvm.agents.ppo import PPO, policy_tensors
 from rlflow_tvm.agents.progress import ProgressLog
@@ -170,7 +170,12 @@ def train(
 
 
 def _rollout(
-    env: gymnasium.Env, policy: TwoStepPolicy, seed: int, first: int, quota: Quota, on_step: Callable[[int], None]
+    env: gymnasium.Env,
+    policy: SitePolicy[Any, Any],
+    seed: int,
+    first: int,
+    quota: Quota,
+    on_step: Callable[[int], None],
 ) -> Iterator[Episode]:
     """An update's episodes, from number `first` on, collected here; `on_step(1)` follows each step."""
     while quota.open:

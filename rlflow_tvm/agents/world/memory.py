@@ -1,0 +1,133 @@
+"""M: what a rewrite makes of a latent, foreseen by an LSTM with a mixture of Gaussians (Ha and Schmidhuber 2018)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils import rnn
+
+from rlflow_tvm.agents.observation import ObservationSizes
+
+_RULE_WIDTH, _LOCATION_WIDTH = 32, 16
+_LOG_DEVIATIONS = (-6.0, 1.0)
+
+
+class Recurrent(NamedTuple):
+    """The LSTM's state, both (B, H); `h` is what the controller sees."""
+
+    h: torch.Tensor
+    c: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Steps (N of them): the graph before, in latents and counts of sites, and the action."""
+
+    latents: torch.Tensor  # float32 (N, Z)
+    counts: torch.Tensor  # float32 (N, R+1), stop included
+    rules: torch.Tensor  # int64 (N,)
+    locations: torch.Tensor  # int64 (N,)
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What M foresees of N steps, K Gaussians each."""
+
+    log_weights: torch.Tensor  # (N, K), normalised
+    means: torch.Tensor  # (N, K, Z)
+    log_deviations: torch.Tensor  # (N, K, Z)
+    rewards: torch.Tensor  # (N,) in units of the reward's deviation
+    terminal_logits: torch.Tensor  # (N,)
+    rule_logits: torch.Tensor  # (N, R+1)
+    log_counts: torch.Tensor  # (N, R+1) log(1 + sites), where the rule applies
+
+    def nll(self, latents: torch.Tensor) -> torch.Tensor:
+        """-log p(z') in nats, (N,), of latents (N, Z)."""
+        scaled = (latents.unsqueeze(1) - self.means) / self.log_deviations.exp()
+        each = -0.5 * scaled.square() - self.log_deviations - 0.5 * math.log(2 * math.pi)
+        return -torch.logsumexp(self.log_weights + each.sum(dim=2), dim=1)
+
+    def sample(self, temperature: float, generator: torch.Generator) -> torch.Tensor:
+        """z' (N, Z): the mixture's logits divided by the temperature, variances multiplied by it; at 0 the mean of the
+        likeliest Gaussian."""
+        if temperature == 0.0:
+            chosen, noise = self.log_weights.argmax(dim=1), 0.0
+        else:
+            weights = functional.softmax(self.log_weights / temperature, dim=1)
+            chosen = torch.multinomial(weights, 1, generator=generator).squeeze(1)
+            noise = math.sqrt(temperature)
+        row = torch.arange(len(chosen))
+        draws = torch.randn(self.means[row, chosen].shape, generator=generator)
+        return self.means[row, chosen] + noise * self.log_deviations[row, chosen].exp() * draws
+
+
+class Memory(nn.Module):
+    """P(z' | a, z, h), and heads of their own for reward, terminal, rule mask and location counts.
+
+    z' and the mask are foreseen as changes of z and of the mask now: a rewrite leaves most of a graph as it is.
+
+    Args:
+        sizes: of the observations.
+        latent: width of z.
+        width: of the LSTM (RLFlow: 256).
+        gaussians: of the mixture (RLFlow: 8).
+    """
+
+    reward_deviation: torch.Tensor  # () what rewards are divided by
+
+    def __init__(self, sizes: ObservationSizes, latent: int, width: int, gaussians: int) -> None:
+        super().__init__()
+        self.latent, self.width, self.gaussians = latent, width, gaussians
+        self.rule = nn.Embedding(sizes.num_rules, _RULE_WIDTH)
+        self.location = nn.Embedding(sizes.num_locations, _LOCATION_WIDTH)
+        self.lstm = nn.LSTM(latent + sizes.num_rules + _RULE_WIDTH + _LOCATION_WIDTH, width, batch_first=True)
+        self.mixture = nn.Linear(width, gaussians * (1 + 2 * latent))
+        self.reward = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 1))
+        self.terminal = nn.Linear(width, 1)
+        self.rules = nn.Linear(width, sizes.num_rules)
+        self.rule_stays = nn.Parameter(torch.tensor(2.0))
+        self.counts = nn.Linear(width, sizes.num_rules)
+        self.register_buffer("reward_deviation", torch.ones(()))
+
+    def begin(self, number: int) -> Recurrent:
+        """The state before `number` episodes' first step."""
+        return Recurrent(torch.zeros(number, self.width), torch.zeros(number, self.width))
+
+    def step(self, steps: Steps, state: Recurrent) -> tuple[Prediction, Recurrent]:
+        """One step of each of N episodes, and the states after it."""
+        h, (last_h, last_c) = self.lstm(self._inputs(steps).unsqueeze(1), (state.h.unsqueeze(0), state.c.unsqueeze(0)))
+        return self._predict(h.squeeze(1), steps), Recurrent(last_h.squeeze(0), last_c.squeeze(0))
+
+    def forward(self, steps: Steps, lengths: list[int]) -> Prediction:
+        """Whole episodes, one after another in `steps` (N = sum of the lengths): what is foreseen of each step.
+
+        They go packed through the LSTM: no step of one is ever seen beyond its end.
+        """
+        sequences = torch.split(self._inputs(steps), lengths)
+        packed, _ = self.lstm(rnn.pack_sequence(list(sequences), enforce_sorted=False))
+        h = torch.cat(rnn.unpack_sequence(packed))
+        return self._predict(h, steps)
+
+    def _inputs(self, steps: Steps) -> torch.Tensor:
+        action = [self.rule(steps.rules), self.location(steps.locations)]
+        return torch.cat([steps.latents, steps.counts.log1p(), *action], dim=1)
+
+    def _predict(self, h: torch.Tensor, steps: Steps) -> Prediction:
+        parts = self.mixture(h).split([self.gaussians, *[self.gaussians * self.latent] * 2], dim=1)
+        shape = (len(h), self.gaussians, self.latent)
+        low, high = _LOG_DEVIATIONS
+        return Prediction(
+            log_weights=functional.log_softmax(parts[0], dim=1),
+            means=steps.latents.unsqueeze(1) + parts[1].view(shape),
+            # bounded smoothly: a Gaussian that narrows to nothing would take all the likelihood
+            log_deviations=low + (high - low) * torch.sigmoid(parts[2].view(shape)),
+            rewards=self.reward(h).squeeze(1),
+            terminal_logits=self.terminal(h).squeeze(1),
+            rule_logits=self.rules(h) + self.rule_stays * (2.0 * (steps.counts > 0) - 1.0),
+            log_counts=self.counts(h) + steps.counts.log1p(),
+        )

@@ -1,0 +1,162 @@
+"""The world model: V and M, what they learn from, and how well they know what they have not seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from rlflow_tvm.agents.observation import CompactObservation, ObservationSizes, collate
+from rlflow_tvm.agents.rollout import Episode
+from rlflow_tvm.agents.world.memory import Memory, Prediction, Steps
+from rlflow_tvm.agents.world.vision import GraphFacts, Vision, site_counts
+from rlflow_tvm.errors import AgentError
+
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One real episode as M learns from it (T steps), float32 where nothing else is said.
+
+    After the last step no graph was kept: what it led to is not learnt, only its reward and whether it terminated.
+    """
+
+    steps: Steps  # T of them
+    rewards: torch.Tensor  # (T,)
+    terminal: torch.Tensor  # (T,) 1 where the episode terminated
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+
+class WorldModel(nn.Module):
+    """V and M.
+
+    Args:
+        sizes: of the observations.
+        latent: width of z; `hidden` and `rounds`: of V's encoder; `memory`: width of M; `gaussians`: of its mixture.
+    """
+
+    def __init__(
+        self, sizes: ObservationSizes, latent: int, hidden: int, rounds: int, memory: int, gaussians: int
+    ) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.vision = Vision(sizes, latent, hidden, rounds)
+        self.memory = Memory(sizes, latent, memory, gaussians)
+
+    @torch.inference_mode()
+    def latents(self, observations: Sequence[CompactObservation]) -> torch.Tensor:
+        """z of each observation, (T, Z)."""
+        parts = [observations[start : start + _AT_ONCE] for start in range(0, len(observations), _AT_ONCE)]
+        return torch.cat([self.vision(collate(part)) for part in parts])
+
+    def trace(self, episode: Episode) -> Trace:
+        """An episode in latents, by V as it is now."""
+        actions = [
+            (int(kept.site_rules[site]), int(kept.site_locations[site]))
+            for kept, site in zip(episode.observations, episode.sites, strict=True)
+        ]
+        rules, locations = torch.tensor(actions).T
+        terminal = torch.zeros(len(episode))
+        terminal[-1] = float(episode.terminated)
+        counts = torch.from_numpy(site_counts(episode.observations, self.sizes)).float()
+        # cloned: a tensor made in inference mode cannot be learnt from
+        steps = Steps(self.latents(episode.observations).clone(), counts, rules, locations)
+        return Trace(steps, torch.tensor(episode.rewards), terminal)
+
+
+def facts_of(episodes: Sequence[Episode], sizes: ObservationSizes) -> tuple[list[CompactObservation], GraphFacts]:
+    """All graphs of the episodes, and what V is to tell of them; AgentError where the environment told no times."""
+    observations = [kept for episode in episodes for kept in episode.observations]
+    run_secs: list[float] = []
+    for episode in episodes:
+        if len(episode.run_secs) != len(episode) + 1:
+            raise AgentError("world model: the environment must tell run_secs, finite, in each step's info")
+        run_secs += episode.run_secs[:-1]
+    return observations, GraphFacts.of(observations, run_secs, sizes)
+
+
+def memory_losses(memory: Memory, traces: Sequence[Trace]) -> dict[str, torch.Tensor]:
+    """What M foresees wrongly of whole episodes, by kinds: each a mean over steps, the likelihood's in nats a step."""
+    lengths = [len(trace) for trace in traces]
+    foreseen = memory(joined([trace.steps for trace in traces]), lengths)
+    rewards = torch.cat([trace.rewards for trace in traces]) / memory.reward_deviation
+    terminal = torch.cat([trace.terminal for trace in traces])
+    losses = {
+        "reward": functional.mse_loss(foreseen.rewards, rewards),
+        "terminal": functional.binary_cross_entropy_with_logits(foreseen.terminal_logits, terminal),
+    }
+    known, latents, counts = following(traces)
+    if not len(known):  # episodes of one step each
+        return losses
+    legal = (counts > 0).float()
+    wrong = functional.smooth_l1_loss(foreseen.log_counts[known], counts.log1p(), reduction="none")
+    return losses | {
+        "nll": at(foreseen, known).nll(latents).mean(),
+        "rules": functional.binary_cross_entropy_with_logits(foreseen.rule_logits[known], legal),
+        "locations": (wrong * legal).sum() / legal.sum(),
+    }
+
+
+def joined(parts: Sequence[Steps]) -> Steps:
+    """One after another."""
+    return Steps(*(torch.cat([getattr(part, name) for part in parts]) for name in Steps.__dataclass_fields__))
+
+
+def following(traces: Sequence[Trace]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Numbers, among all steps, of those that are not their episode's last; latents and counts that they led to."""
+    starts = np.cumsum([0, *(len(trace) for trace in traces)])[:-1]
+    known = [start + np.arange(len(trace) - 1) for start, trace in zip(starts, traces, strict=True)]
+    return (
+        torch.from_numpy(np.concatenate(known)),
+        torch.cat([trace.steps.latents[1:] for trace in traces]),
+        torch.cat([trace.steps.counts[1:] for trace in traces]),
+    )
+
+
+def at(foreseen: Prediction, rows: torch.Tensor) -> Prediction:
+    """What is foreseen of some steps."""
+    return Prediction(*(getattr(foreseen, name)[rows] for name in Prediction.__dataclass_fields__))
+
+
+@torch.inference_mode()
+def score(model: WorldModel, episodes: Sequence[Episode]) -> dict[str, float]:
+    """How well M knows episodes that it has not seen: `nll` of z' in nats, R² of the reward, F1 of the rule mask and of
+    the changes in it, and the share of locations' counts that are foreseen exactly."""
+    traces = [model.trace(episode) for episode in episodes]
+    steps, lengths = joined([trace.steps for trace in traces]), [len(trace) for trace in traces]
+    foreseen = model.memory(steps, lengths)
+    rewards = torch.cat([trace.rewards for trace in traces])
+    left = (rewards - foreseen.rewards * model.memory.reward_deviation).square().sum()
+    spread = (rewards - rewards.mean()).square().sum()
+    known, latents, counts = following(traces)
+    legal, told = counts > 0, foreseen.rule_logits[known] > 0
+    before = steps.counts[known] > 0
+    exact = (foreseen.log_counts[known].expm1().round() == counts)[legal]
+    return {
+        "nll": float(at(foreseen, known).nll(latents).mean()),
+        "reward_r2": 1.0 - float(left / spread) if float(spread) > 0 else math.nan,
+        "rule_mask_f1": _f1(told, legal),
+        "rule_change_f1": _f1(told != before, legal != before),
+        "locations_exact": float(exact.float().mean()),
+    }
+
+
+def _f1(told: torch.Tensor, true: torch.Tensor) -> float:
+    right = float((told & true).sum())
+    return 2 * right / max(1.0, float(told.sum() + true.sum()))
+
+
+def minibatches(count: int, size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Indices below `count`, `size` at a time, in a new random order each time all were given."""
+    while True:
+        order = rng.permutation(count)
+        for start in range(0, count, size):
+            yield order[start : start + size]

@@ -1,0 +1,97 @@
+"""V: a graph's latent, trained to tell what matters of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from rlflow_tvm.agents.encoder import GraphEncoder
+from rlflow_tvm.agents.observation import CompactObservation, GraphBatch, ObservationSizes
+
+
+@dataclass(frozen=True, eq=False)
+class GraphFacts:
+    """What V is trained to tell of graphs (B of them), all float32."""
+
+    operators: torch.Tensor  # (B, O) log(1 + nodes of each operator)
+    nodes: torch.Tensor  # (B,) log(1 + nodes)
+    log_cost: torch.Tensor  # (B,) log of the seconds of a run
+    counts: torch.Tensor  # (B, R+1) sites of each rule, stop included
+
+    @staticmethod
+    def of(
+        observations: Sequence[CompactObservation], run_secs: Sequence[float], sizes: ObservationSizes
+    ) -> GraphFacts:
+        histograms = [np.bincount(o.nodes[:, 0].astype(int), minlength=sizes.num_operators) for o in observations]
+        return GraphFacts(
+            operators=torch.from_numpy(np.log1p(histograms)).float(),
+            nodes=torch.from_numpy(np.log1p([len(o.nodes) for o in observations])).float(),
+            log_cost=torch.from_numpy(np.log(run_secs)).float(),
+            counts=torch.from_numpy(site_counts(observations, sizes)).float(),
+        )
+
+
+def site_counts(observations: Sequence[CompactObservation], sizes: ObservationSizes) -> np.ndarray:
+    """How many sites each rule has, int64 (B, R+1)."""
+    return np.stack([np.bincount(o.site_rules.astype(int), minlength=sizes.num_rules) for o in observations])
+
+
+class Vision(nn.Module):
+    """An encoder to a latent of zero mean and unit deviation, and a decoder that training alone needs.
+
+    Args:
+        sizes: of the observations.
+        latent: width of the latent (RLFlow: 32).
+        hidden: width of all embeddings.
+        rounds: message rounds of the encoder.
+    """
+
+    cost_mean: torch.Tensor  # ()
+    cost_deviation: torch.Tensor  # ()
+
+    def __init__(self, sizes: ObservationSizes, latent: int, hidden: int, rounds: int) -> None:
+        super().__init__()
+        self.width = latent
+        self.encoder = GraphEncoder(sizes, hidden, rounds)
+        self.to_latent = nn.Linear(hidden, latent)
+        # Known bounds: the mixture's deviations mean the same for every graph, and a dream cannot run away.
+        self.norm = nn.LayerNorm(latent, elementwise_affine=False)
+        self.decoder = nn.Sequential(nn.Linear(latent, 2 * hidden), nn.ReLU(), nn.Linear(2 * hidden, hidden), nn.ReLU())
+        self.operators = nn.Linear(hidden, sizes.num_operators)
+        self.nodes = nn.Linear(hidden, 1)
+        self.log_cost = nn.Linear(hidden, 1)
+        self.rules = nn.Linear(hidden, sizes.num_rules)
+        self.counts = nn.Linear(hidden, sizes.num_rules)
+        # The costs of one model's graphs differ by percents: what is learnt is the distance from their mean.
+        self.register_buffer("cost_mean", torch.zeros(()))
+        self.register_buffer("cost_deviation", torch.ones(()))
+
+    def forward(self, batch: GraphBatch) -> torch.Tensor:
+        """Latents (B, Z)."""
+        _, readout = self.encoder(batch)
+        return self.norm(self.to_latent(readout))
+
+    def losses(self, latents: torch.Tensor, facts: GraphFacts) -> dict[str, torch.Tensor]:
+        """What is told wrongly from latents (B, Z), by kinds, each a mean."""
+        told = self.decoder(latents)
+        cost = (facts.log_cost - self.cost_mean) / self.cost_deviation
+        legal = facts.counts > 0
+        wrong = functional.smooth_l1_loss(self.counts(told), facts.counts.log1p(), reduction="none")
+        return {
+            "operators": functional.mse_loss(self.operators(told), facts.operators),
+            "nodes": functional.mse_loss(self.nodes(told).squeeze(1), facts.nodes),
+            "cost": functional.mse_loss(self.log_cost(told).squeeze(1), cost),
+            "rules": functional.binary_cross_entropy_with_logits(self.rules(told), legal.float()),
+            "locations": (wrong * legal).sum() / legal.sum().clamp(min=1),
+        }
+
+    @torch.no_grad()
+    def set_scale(self, log_costs: torch.Tensor) -> None:
+        """Take mean and deviation of the costs from the data."""
+        self.cost_mean.copy_(log_costs.mean())
+        self.cost_deviation.copy_(log_costs.std().clamp(min=1e-6) if len(log_costs) > 1 else torch.ones(()))
