@@ -15,7 +15,7 @@ def main(
     models: Annotated[
         list[str] | None, typer.Argument(help="ONNX files or zoo:NAME; without any, a small bundled model.")
     ] = None,
-    agent: Annotated[str, typer.Option(help="ppo.")] = "ppo",
+    agent: Annotated[str, typer.Option(help="ppo or world-model.")] = "ppo",
     target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
     rpc: cli.RpcOption = None,
     rpc_key: cli.RpcKeyOption = None,

@@ -181,9 +181,17 @@ def train_on_models(
 
         ours = target_key(target, None if remote is None else remote.key)
 
+        taken = 0
+
         def on_step(done: int) -> None:
+            nonlocal taken
+            taken = min(done, steps)
             if progress is not None:
-                progress(min(done, steps), steps, f"best {100 * plans().best_ratio:.1f} % of the start's cost")
+                progress(taken, steps, f"best {100 * plans().best_ratio:.1f} % of the start's cost")
+
+        def on_work(what: str) -> None:
+            if progress is not None:
+                progress(taken, steps, what)
 
         def on_episode(episode: Episode) -> None:
             best = episode.summary
@@ -201,6 +209,7 @@ def train_on_models(
             resume=resume,
             on_step=on_step,
             on_episode=on_episode,
+            on_work=on_work,
             metadata={
                 "models": list(models),
                 "structures": structures(problems),

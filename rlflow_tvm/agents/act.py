@@ -14,7 +14,7 @@ from gymnasium import spaces
 from rlflow_tvm.agents.checkpoint import load_checkpoint
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import ObservationSizes, compact
-from rlflow_tvm.agents.policy import TwoStepPolicy
+from rlflow_tvm.agents.policy import SitePolicy, TwoStepPolicy
 from rlflow_tvm.agents.ppo import load_policy_tensors
 from rlflow_tvm.errors import AgentError
 
@@ -51,6 +51,9 @@ class Agent:
         load_policy_tensors(policy, tensors)
         return Agent(policy, sizes, description["metadata"])
 
+    def begin(self) -> None:
+        """A new episode: nothing is remembered of the last one."""
+
     def act(
         self, observation: Mapping[str, Any], deterministic: bool = True, rng: np.random.Generator | None = None
     ) -> np.ndarray:
@@ -64,13 +67,7 @@ class Agent:
         Raises:
             AgentError: sampling without a generator, or an observation of other sizes or without a legal action.
         """
-        if not deterministic and rng is None:
-            raise AgentError("Agent.act: sampling needs rng=numpy.random.default_rng(seed), or deterministic=True")
-        kept = compact(observation, self.sizes)
-        if kept.num_sites == 0:
-            raise AgentError("Agent.act: no rule is allowed by rule_mask; reset the environment after it terminated")
-        site, _, _ = self.policy.choose(kept, None if deterministic else rng)
-        return np.array([kept.site_rules[site], kept.site_locations[site]], dtype=np.int64)
+        return act_with(self.policy, observation, deterministic, rng)
 
     def probabilities(self, observation: Mapping[str, Any]) -> np.ndarray:
         """p(rule, location), float64 (R+1, L), exactly 0 where masked."""
@@ -79,6 +76,19 @@ class Agent:
     def value(self, observation: Mapping[str, Any]) -> float:
         """The expected discounted return, in units of the training's reward scale."""
         return self.policy.value(compact(observation, self.sizes))
+
+
+def act_with(
+    policy: SitePolicy[Any, Any], observation: Mapping[str, Any], deterministic: bool, rng: np.random.Generator | None
+) -> np.ndarray:
+    """See `Agent.act`."""
+    if not deterministic and rng is None:
+        raise AgentError("Agent.act: sampling needs rng=numpy.random.default_rng(seed), or deterministic=True")
+    kept = policy.compact(observation)
+    if len(kept.site_rules) == 0:
+        raise AgentError("Agent.act: no rule is allowed by rule_mask; reset the environment after it terminated")
+    site, _, _ = policy.choose(kept, None if deterministic else rng)
+    return np.array([kept.site_rules[site], kept.site_locations[site]], dtype=np.int64)
 
 
 def check_sizes(path: Path, saved: ObservationSizes, wanted: ObservationSizes) -> None:

@@ -27,6 +27,7 @@ from rlflow_tvm.agents.observation import (
     ObservationSizes,
     SiteBatch,
     collate,
+    collate_sites,
     compact,
 )
 
@@ -183,6 +184,20 @@ class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
     def collate(self, observations: Sequence[CompactObservation]) -> GraphBatch:
         """See `observation.collate`."""
         return collate(observations)
+
+
+class UniformPolicy(SitePolicy[CompactObservation, SiteBatch]):
+    """A uniformly random rule, then a uniformly random site of it; stop is drawn as seldom as by a new policy."""
+
+    def compact(self, observation: Mapping[str, Any]) -> CompactObservation:
+        return compact(observation, self.sizes)
+
+    def collate(self, observations: Sequence[CompactObservation]) -> SiteBatch:
+        return collate_sites(observations)
+
+    def forward(self, batch: SiteBatch) -> PolicyOutput:
+        rules = STOP_BIAS * (batch.pair_rule == self.sizes.stop_rule).float()
+        return two_step_output(batch, rules, torch.zeros(len(batch.site_pair)), torch.zeros(batch.num_graphs))
 
 
 def _pick_each(log_probs: np.ndarray, offsets: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -123,13 +123,8 @@ class PPO:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Everything that is a tensor: parameters, Adam's moments, torch's random state."""
-        tensors = policy_tensors(self.policy)
-        for name, parameter in self.policy.named_parameters():
-            # before the first gradient step Adam has no state
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"optimizer.{name}.{key}"] = value
-        tensors["random.torch"] = torch.get_rng_state()
-        return tensors
+        moments = optimizer_tensors(self.policy, self.optimizer, "optimizer")
+        return policy_tensors(self.policy) | moments | {"random.torch": torch.get_rng_state()}
 
     def numbers(self) -> dict[str, Any]:
         """Everything else, as JSON takes it."""
@@ -141,22 +136,36 @@ class PPO:
         Raises:
             AgentError: a parameter is missing or has another shape, or part of the optimizer's state is missing.
         """
-        moments = {
-            parameter: {key: f"optimizer.{name}.{key}" for key in _ADAM_STATE}
-            for name, parameter in self.policy.named_parameters()
-        }
-        missing = [name for keys in moments.values() for name in keys.values() if name not in tensors]
-        # a checkpoint from before the first gradient step has none
-        if missing and any(name.startswith("optimizer.") for name in tensors):
-            raise AgentError(f"checkpoint: {missing[0]} is missing; take another checkpoint or train anew")
         load_policy_tensors(self.policy, tensors)
-        self.optimizer.state.clear()
-        if not missing:
-            for parameter, keys in moments.items():
-                self.optimizer.state[parameter] = {key: tensors[name].clone() for key, name in keys.items()}
+        restore_optimizer(self.policy, self.optimizer, tensors, "optimizer")
         self.rng.bit_generator.state = numbers["random"]
         self.reward_scale = RewardScale(**numbers["reward_scale"])
         torch.set_rng_state(tensors["random.torch"])
+
+
+def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Adam, prefix: str) -> dict[str, torch.Tensor]:
+    """Adam's moments under the names `prefix`.PARAMETER.KEY; none before the first gradient step."""
+    return {
+        f"{prefix}.{name}.{key}": value
+        for name, parameter in module.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def restore_optimizer(
+    module: nn.Module, optimizer: torch.optim.Adam, tensors: Mapping[str, torch.Tensor], prefix: str
+) -> None:
+    """The inverse of `optimizer_tensors`; AgentError where a part is missing."""
+    optimizer.state.clear()
+    # a checkpoint from before the first gradient step has none, and a parameter that nothing was learnt by neither
+    for name, parameter in module.named_parameters():
+        keys = {key: f"{prefix}.{name}.{key}" for key in _ADAM_STATE}
+        found = {key: tensors[full].clone() for key, full in keys.items() if full in tensors}
+        if found and len(found) < len(keys):
+            missing = next(full for full in keys.values() if full not in tensors)
+            raise AgentError(f"checkpoint: {missing} is missing; take another checkpoint or train anew")
+        if found:
+            optimizer.state[parameter] = found
 
 
 def policy_tensors(policy: nn.Module) -> dict[str, torch.Tensor]:
@@ -166,13 +175,19 @@ def policy_tensors(policy: nn.Module) -> dict[str, torch.Tensor]:
 
 def load_policy_tensors(policy: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     """The inverse of `policy_tensors`; AgentError where a parameter is missing or has another shape."""
-    state = policy.state_dict()
+    load_parameters(policy, tensors, "policy")
+
+
+def load_parameters(module: nn.Module, tensors: Mapping[str, torch.Tensor], prefix: str) -> None:
+    """Parameters and buffers from the tensors called `prefix`.NAME; AgentError where one is missing or has another
+    shape."""
+    state = module.state_dict()
     for name, value in state.items():
-        saved = tensors.get(f"policy.{name}")
+        saved = tensors.get(f"{prefix}.{name}")
         if saved is None or saved.shape != value.shape:
             found = "missing" if saved is None else f"of shape {tuple(saved.shape)}"
             raise AgentError(
                 f"checkpoint: parameter {name} is {found}, expected {tuple(value.shape)}; "
                 "it was written by another rlflow_tvm: train anew"
             )
-    policy.load_state_dict({name: tensors[f"policy.{name}"] for name in state})
+    module.load_state_dict({name: tensors[f"{prefix}.{name}"] for name in state})

@@ -55,6 +55,12 @@ AGENTS: dict[str, AgentKind] = {
         train_function="rlflow_tvm.agents.training:train",
         agent_class="rlflow_tvm.agents.act:Agent",
     ),
+    "world-model": AgentKind(
+        summary="RLFlow's: a model of rewriting learnt from random episodes, a controller trained in its dreams",
+        config_class="rlflow_tvm.agents.world.config:WorldModelConfig",
+        train_function="rlflow_tvm.agents.world.training:train",
+        agent_class="rlflow_tvm.agents.world.act:WorldAgent",
+    ),
 }
 
 

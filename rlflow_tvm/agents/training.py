@@ -29,6 +29,7 @@ from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.errors import AgentError
 
 OnStep = Callable[[int], None]
+OnWork = Callable[[str], None]
 OnEpisode = Callable[[Episode], None]
 
 
@@ -83,6 +84,7 @@ def train(
     resume: bool = False,
     on_step: OnStep | None = None,
     on_episode: OnEpisode | None = None,
+    on_work: OnWork | None = None,
     metadata: Mapping[str, Any] | None = None,
     checkpoint_secs: float = 5.0,
     workers: Workers | None = None,
@@ -106,6 +108,7 @@ def train(
             bit for bit the one of an uninterrupted training.
         on_step: called with the environment steps so far: after each step, with `workers` after each episode.
         on_episode: called with each episode, in their order; without `workers` at its end, before the next reset.
+        on_work: told in words what is done besides stepping.
         metadata: JSON to be stored with the agent, for example the rules' names; `Agent.metadata` has it again.
         checkpoint_secs: least time between checkpoints; they are written between updates, and at the end.
         workers: collect the episodes there, several at once.
@@ -121,7 +124,7 @@ def train(
     sizes = ObservationSizes.from_space(env.observation_space)
     # through JSON, so that it compares equal to what is read back
     identity = json.loads(json.dumps({"config": config.as_dict(), "seed": seed, "metadata": dict(metadata or {})}))
-    with _torch_settings(config.threads):
+    with torch_settings(config.threads):
         learner, counts = PPO(sizes, config, seed), _Counts()
         path = folder / checkpoint.FILE_NAME
         if resume:
@@ -159,6 +162,8 @@ def train(
                     if on_episode is not None:
                         on_episode(episode)
                     episodes.append(episode)
+                if on_work is not None:
+                    on_work("learning")
                 losses = learner.update(episodes)
                 counts.add(episodes)
                 counts.wall_secs = time.monotonic() - started
@@ -186,7 +191,7 @@ def _rollout(
 
 
 @contextmanager
-def _torch_settings(threads: int) -> Iterator[None]:
+def torch_settings(threads: int) -> Iterator[None]:
     """torch's thread count and random state, given back at the end."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -231,7 +236,16 @@ def _save(path: Path, learner: PPO, identity: Mapping[str, Any], counts: _Counts
 def _restore(path: Path, learner: PPO, identity: Mapping[str, Any]) -> _Counts:
     """Put a checkpoint's state into the learner, once it is clear that it belongs to the same training."""
     tensors, description = checkpoint.load_checkpoint(path)
-    check_sizes(path, ObservationSizes(**description["sizes"]), learner.sizes)
+    refuse_differences(path, description, identity, learner.sizes)
+    learner.restore(tensors, description["learner"])
+    return _Counts(**description["counts"])
+
+
+def refuse_differences(
+    path: Path, description: Mapping[str, Any], identity: Mapping[str, Any], sizes: ObservationSizes
+) -> None:
+    """AgentError naming every setting in which a checkpoint differs from the training that would go on from it."""
+    check_sizes(path, ObservationSizes(**description["sizes"]), sizes)
     then, now = (
         {
             **parts["config"],
@@ -250,5 +264,3 @@ def _restore(path: Path, learner: PPO, identity: Mapping[str, Any]) -> _Counts:
             f"{path}: cannot resume with other settings ({'; '.join(differing)}); "
             "give the same ones, or train into another folder"
         )
-    learner.restore(tensors, description["learner"])
-    return _Counts(**description["counts"])

@@ -16,6 +16,7 @@ from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
 class Policy(Protocol):
     """What is needed of an agent (`rlflow_tvm.agents.Agent` has it)."""
 
+    def begin(self) -> None: ...
     def act(self, observation: dict[str, Any], deterministic: bool, rng: np.random.Generator) -> np.ndarray: ...
 
 
@@ -38,6 +39,7 @@ class AgentSearch:
         env = GraphRewriteEnv(problem=problem, horizon=self.horizon)
         for episode in episodes:
             observation, _ = env.reset(seed=self.seed + episode)
+            self.policy.begin()
             over = best.exhausted
             if over:
                 break

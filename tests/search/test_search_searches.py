@@ -62,6 +62,9 @@ class Scripted:
         self.asked: list[bool] = []
         self._next = 0
 
+    def begin(self) -> None:
+        """Nothing is remembered."""
+
     def act(self, observation: dict[str, Any], deterministic: bool, rng: np.random.Generator) -> np.ndarray:
         self.asked.append(deterministic)
         mask = observation["location_mask"]

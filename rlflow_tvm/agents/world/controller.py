@@ -87,9 +87,10 @@ class Controller(SitePolicy[LatentObservation, LatentBatch]):
 
 def latent_space(sizes: ObservationSizes, width: int) -> spaces.Dict:
     """The observation space of what the controller sees."""
+    most = np.finfo(np.float32).max
     return spaces.Dict(
         {
-            "latent": spaces.Box(-np.inf, np.inf, (width,), np.float32),
+            "latent": spaces.Box(-most, most, (width,), np.float32),
             "rule_mask": spaces.MultiBinary(sizes.num_rules),
             "location_mask": spaces.MultiBinary((sizes.num_rules, sizes.num_locations)),
         }
@@ -104,9 +105,11 @@ class SeenEnv(gymnasium.ObservationWrapper):
         self.eyes = Eyes(ObservationSizes.from_space(env.observation_space), vision, memory)
         self.observation_space = latent_space(self.eyes.sizes, vision.width + memory.width)
 
-    def reset(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         self.eyes.begin()
-        return super().reset(**options)
+        return super().reset(seed=seed, options=options)
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         self.eyes.acted(int(action[0]), int(action[1]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch.nn import functional
 from rlflow_tvm.agents.observation import CompactObservation, ObservationSizes, collate
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.world.memory import Memory, Prediction, Steps
-from rlflow_tvm.agents.world.vision import GraphFacts, Vision, site_counts
+from rlflow_tvm.agents.world.vision import Actions, GraphFacts, Vision, site_counts
 from rlflow_tvm.errors import AgentError
 
 _AT_ONCE = 64
@@ -59,17 +59,22 @@ class WorldModel(nn.Module):
 
     def trace(self, episode: Episode) -> Trace:
         """An episode in latents, by V as it is now."""
-        actions = [
-            (int(kept.site_rules[site]), int(kept.site_locations[site]))
-            for kept, site in zip(episode.observations, episode.sites, strict=True)
-        ]
-        rules, locations = torch.tensor(actions).T
+        actions = actions_of([episode])
         terminal = torch.zeros(len(episode))
         terminal[-1] = float(episode.terminated)
         counts = torch.from_numpy(site_counts(episode.observations, self.sizes)).float()
         # cloned: a tensor made in inference mode cannot be learnt from
-        steps = Steps(self.latents(episode.observations).clone(), counts, rules, locations)
-        return Trace(steps, torch.tensor(episode.rewards), terminal)
+        steps = Steps(self.latents(episode.observations).clone(), counts, actions.rules, actions.locations)
+        return Trace(steps, actions.rewards, terminal)
+
+    @torch.no_grad()
+    def set_scales(self, facts: GraphFacts, actions: Actions) -> None:
+        """Take means and deviations from the data."""
+        costs, rewards = facts.log_cost, actions.rewards
+        self.vision.cost_mean.copy_(costs.mean())
+        for buffer, values in ((self.vision.cost_deviation, costs), (self.memory.reward_deviation, rewards)):
+            buffer.copy_(values.std(correction=0) if float(values.std(correction=0)) > 1e-8 else torch.ones(()))
+        self.vision.reward_deviation.copy_(self.memory.reward_deviation)
 
 
 def facts_of(episodes: Sequence[Episode], sizes: ObservationSizes) -> tuple[list[CompactObservation], GraphFacts]:
@@ -81,6 +86,17 @@ def facts_of(episodes: Sequence[Episode], sizes: ObservationSizes) -> tuple[list
             raise AgentError("world model: the environment must tell run_secs, finite, in each step's info")
         run_secs += episode.run_secs[:-1]
     return observations, GraphFacts.of(observations, run_secs, sizes)
+
+
+def actions_of(episodes: Sequence[Episode]) -> Actions:
+    """What was done in the episodes, one after another, and what it earned."""
+    chosen = [
+        (int(kept.site_rules[site]), int(kept.site_locations[site]))
+        for episode in episodes
+        for kept, site in zip(episode.observations, episode.sites, strict=True)
+    ]
+    rules, locations = torch.tensor(chosen).T
+    return Actions(rules, locations, torch.tensor([reward for episode in episodes for reward in episode.rewards]))
 
 
 def memory_losses(memory: Memory, traces: Sequence[Trace]) -> dict[str, torch.Tensor]:
@@ -152,11 +168,3 @@ def score(model: WorldModel, episodes: Sequence[Episode]) -> dict[str, float]:
 def _f1(told: torch.Tensor, true: torch.Tensor) -> float:
     right = float((told & true).sum())
     return 2 * right / max(1.0, float(told.sum() + true.sum()))
-
-
-def minibatches(count: int, size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Indices below `count`, `size` at a time, in a new random order each time all were given."""
-    while True:
-        order = rng.permutation(count)
-        for start in range(0, count, size):
-            yield order[start : start + size]

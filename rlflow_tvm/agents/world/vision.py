@@ -23,6 +23,9 @@ class GraphFacts:
     log_cost: torch.Tensor  # (B,) log of the seconds of a run
     counts: torch.Tensor  # (B, R+1) sites of each rule, stop included
 
+    def __getitem__(self, rows: np.ndarray) -> GraphFacts:
+        return GraphFacts(self.operators[rows], self.nodes[rows], self.log_cost[rows], self.counts[rows])
+
     @staticmethod
     def of(
         observations: Sequence[CompactObservation], run_secs: Sequence[float], sizes: ObservationSizes
@@ -34,6 +37,18 @@ class GraphFacts:
             log_cost=torch.from_numpy(np.log(run_secs)).float(),
             counts=torch.from_numpy(site_counts(observations, sizes)).float(),
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Actions:
+    """What was done to B graphs: rule and location int64 (B,), the reward float32 (B,)."""
+
+    rules: torch.Tensor
+    locations: torch.Tensor
+    rewards: torch.Tensor
+
+    def __getitem__(self, rows: np.ndarray) -> Actions:
+        return Actions(self.rules[rows], self.locations[rows], self.rewards[rows])
 
 
 def site_counts(observations: Sequence[CompactObservation], sizes: ObservationSizes) -> np.ndarray:
@@ -53,6 +68,7 @@ class Vision(nn.Module):
 
     cost_mean: torch.Tensor  # ()
     cost_deviation: torch.Tensor  # ()
+    reward_deviation: torch.Tensor  # ()
 
     def __init__(self, sizes: ObservationSizes, latent: int, hidden: int, rounds: int) -> None:
         super().__init__()
@@ -67,9 +83,13 @@ class Vision(nn.Module):
         self.log_cost = nn.Linear(hidden, 1)
         self.rules = nn.Linear(hidden, sizes.num_rules)
         self.counts = nn.Linear(hidden, sizes.num_rules)
+        self.rule = nn.Embedding(sizes.num_rules, hidden)
+        self.location = nn.Embedding(sizes.num_locations, hidden)
+        self.reward = nn.Sequential(nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
         # The costs of one model's graphs differ by percents: what is learnt is the distance from their mean.
         self.register_buffer("cost_mean", torch.zeros(()))
         self.register_buffer("cost_deviation", torch.ones(()))
+        self.register_buffer("reward_deviation", torch.ones(()))
 
     def forward(self, batch: GraphBatch) -> torch.Tensor:
         """Latents (B, Z)."""
@@ -90,8 +110,7 @@ class Vision(nn.Module):
             "locations": (wrong * legal).sum() / legal.sum().clamp(min=1),
         }
 
-    @torch.no_grad()
-    def set_scale(self, log_costs: torch.Tensor) -> None:
-        """Take mean and deviation of the costs from the data."""
-        self.cost_mean.copy_(log_costs.mean())
-        self.cost_deviation.copy_(log_costs.std().clamp(min=1e-6) if len(log_costs) > 1 else torch.ones(()))
+    def reward_loss(self, latents: torch.Tensor, actions: Actions) -> torch.Tensor:
+        """What is told wrongly of an action's reward: a latent must know the graph as far as rewards depend on it."""
+        told = self.decoder(latents) + self.rule(actions.rules) + self.location(actions.locations)
+        return functional.mse_loss(self.reward(told).squeeze(1), actions.rewards / self.reward_deviation)

@@ -1,0 +1,88 @@
+"""The world model's settings, under the papers' names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlflow_tvm.agents.config import PPOConfig
+from rlflow_tvm.errors import AgentError
+
+
+def _controller() -> PPOConfig:
+    return PPOConfig(minibatch_size=256, steps_per_update=1024, learning_rate=1e-3, ent_coef=0.005)
+
+
+@dataclass(frozen=True)
+class WorldModelConfig:
+    """Settings of V, M and the controller; defaults are RLFlow's where it gives any.
+
+    Attributes:
+        latent: width of z.
+        hidden: width of V's embeddings.
+        rounds: message rounds of V's encoder.
+        memory: width of M's LSTM.
+        gaussians: of M's mixture.
+        learning_rate: of V and of M at first; it falls with the square of what is left (RLFlow's polynomial decay).
+        vision_steps: gradient steps of V, on `vision_batch` graphs each.
+        memory_steps: gradient steps of M, on `memory_batch` whole episodes each.
+        held_out: share of the random episodes that nothing is learnt from, to score M by.
+        random_share: of the real environment's steps, those of the random agent; the rest are for the controller's
+            evaluations.
+        temperature: tau of the dreams.
+        dream_horizon: steps until a dream is truncated.
+        dreams: at once, in an update of the controller.
+        controller_updates: of PPO in dreams.
+        evaluate_every: updates between episodes of the controller in the real environment; the controller that did
+            best there is the agent in the end.
+        controller: PPO's settings in dreams; `hidden` is the controller's width, `rounds` means nothing.
+        threads: torch's.
+    """
+
+    latent: int = 32
+    hidden: int = 64
+    rounds: int = 3
+    memory: int = 256
+    gaussians: int = 8
+    learning_rate: float = 1e-3
+    vision_steps: int = 2000
+    vision_batch: int = 64
+    memory_steps: int = 2000
+    memory_batch: int = 16
+    held_out: float = 0.1
+    random_share: float = 0.8
+    temperature: float = 1.0
+    dream_horizon: int = 50
+    dreams: int = 64
+    controller_updates: int = 100
+    evaluate_every: int = 10
+    controller: PPOConfig = field(default_factory=_controller)
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        whole = ("latent", "hidden", "rounds", "memory", "gaussians", "vision_steps", "vision_batch", "memory_steps")
+        for name in (*whole, "memory_batch", "dream_horizon", "dreams", "controller_updates", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise AgentError(f"WorldModelConfig: {name} is {getattr(self, name)}, it must be at least 1")
+        for name in ("held_out", "random_share"):
+            if not 0.0 < getattr(self, name) < 1.0:
+                raise AgentError(f"WorldModelConfig: {name} is {getattr(self, name)}, it must lie between 0 and 1")
+        if not self.learning_rate > 0.0:
+            raise AgentError(f"WorldModelConfig: learning_rate is {self.learning_rate}, it must be above 0")
+        if not self.temperature >= 0.0:
+            raise AgentError(f"WorldModelConfig: temperature is {self.temperature}, it must not be negative")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as JSON takes them."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> WorldModelConfig:
+        """The inverse of `as_dict`; AgentError names settings that are unknown."""
+        unknown = sorted(set(values) - {each.name for each in dataclasses.fields(WorldModelConfig)})
+        if unknown:
+            raise AgentError(f"WorldModelConfig has no setting {', '.join(unknown)}; leave it out or update rlflow_tvm")
+        nested = {"controller": PPOConfig.from_dict(values["controller"])} if "controller" in values else {}
+        return WorldModelConfig(**{**values, **nested})

@@ -1,0 +1,53 @@
+"""The random agent's episodes, one file each."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from rlflow_tvm.agents.messages import pack_episode, unpack_episode
+from rlflow_tvm.agents.rollout import Episode
+from rlflow_tvm.errors import AgentError
+
+
+class Rollouts:
+    """Episodes in a folder, numbered from 0; a file is whole or not there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.episodes: list[Episode] = []
+
+    @property
+    def steps(self) -> int:
+        """Of all episodes."""
+        return sum(map(len, self.episodes))
+
+    def add(self, episode: Episode) -> None:
+        """Keep one more."""
+        path = self._path(len(self.episodes))
+        temporary = path.with_suffix(".tmp")
+        try:
+            temporary.write_bytes(pack_episode(episode))
+            os.replace(temporary, path)
+        except OSError as error:
+            raise AgentError(f"{path}: cannot be written ({error.strerror}); free space, then resume") from error
+        self.episodes.append(episode)
+
+    def load(self) -> None:
+        """Those that are there."""
+        while (path := self._path(len(self.episodes))).exists():
+            try:
+                self.episodes.append(unpack_episode(path.read_bytes()))
+            except (SafetensorError, OSError, ValueError, KeyError) as error:
+                raise AgentError(f"{path}: is no episode ({error}); delete it and those after it, resume") from error
+
+    def split(self, share: float) -> tuple[list[Episode], list[Episode]]:
+        """(`share` of the episodes, at least one where there are two; the others): by their numbers, spread evenly."""
+        every = max(2, round(1 / share))
+        held = [episode for number, episode in enumerate(self.episodes) if number % every == every - 1]
+        return held, [episode for number, episode in enumerate(self.episodes) if number % every != every - 1]
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:06}.safetensors"

@@ -1,0 +1,248 @@
+"""Dreams and the controller: the real environment's interface without it, masks, and training with both."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+from training_checks import assert_same_training, curve, state
+
+from rlflow_tvm.agents import load_agent
+from rlflow_tvm.agents.collect import collect_episode, episode_rng
+from rlflow_tvm.agents.config import PPOConfig
+from rlflow_tvm.agents.observation import ObservationSizes
+from rlflow_tvm.agents.pool import Workers
+from rlflow_tvm.agents.world.config import WorldModelConfig
+from rlflow_tvm.agents.world.controller import Controller, LatentObservation, SeenEnv
+from rlflow_tvm.agents.world.dream import Dream, DreamEnv, imagine
+from rlflow_tvm.agents.world.model import WorldModel
+from rlflow_tvm.agents.world.training import _Training, make_controller, train
+from rlflow_tvm.errors import AgentError
+
+SMALL = WorldModelConfig(
+    latent=8, hidden=8, rounds=1, memory=16, gaussians=2, vision_steps=30, vision_batch=16, memory_steps=30,
+    memory_batch=4, dream_horizon=6, dreams=5, controller_updates=6, evaluate_every=2,
+    controller=PPOConfig(minibatch_size=16, n_epochs=2, hidden=8),
+)  # fmt: skip
+
+
+@pytest.fixture
+def env(toy):
+    return toy.ToyRewriteEnv(length=5, horizon=8, random_start=True)
+
+
+@pytest.fixture
+def model(env) -> WorldModel:
+    torch.manual_seed(0)
+    return WorldModel(ObservationSizes.from_space(env.observation_space), 8, 8, 1, 16, 2)
+
+
+@pytest.fixture
+def dream(env, model) -> Dream:
+    policy = make_controller(model.sizes, SMALL)
+    seen = SeenEnv(env, model.vision, model.memory)
+    starts = [collect_episode(seen, policy, episode_rng(1, number)).observations[0] for number in range(4)]
+    counts = [np.bincount(start.site_rules, minlength=model.sizes.num_rules) for start in starts]
+    latents = torch.from_numpy(np.stack([start.vector[:8] for start in starts]))
+    return Dream(model.sizes, model.memory, latents, torch.from_numpy(np.stack(counts)).float(), horizon=6)
+
+
+def test_a_dream_keeps_gymnasiums_rules(dream):
+    check_env(DreamEnv(dream), skip_render_check=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*is different from the unwrapped version")
+def test_what_the_controller_sees_of_the_real_one_keeps_them_too(env, model):
+    check_env(SeenEnv(env, model.vision, model.memory), skip_render_check=True)
+
+
+def test_a_dream_has_the_real_ones_actions_and_begins_with_its_masks(env, dream):
+    dreamt = DreamEnv(dream)
+    assert dreamt.action_space == env.action_space
+    real = {env.reset(seed=seed)[0]["location_mask"].tobytes() for seed in range(40)}
+    for seed in range(10):
+        observation, _ = dreamt.reset(seed=seed)
+        assert observation["location_mask"].tobytes() in real
+
+
+def test_stop_ends_a_dream_and_the_horizon_cuts_it_off(dream):
+    dreamt = DreamEnv(dream)
+    dreamt.reset(seed=0)
+    assert dreamt.step(np.array([dream.sizes.stop_rule, 0]))[2:4] == (True, False)
+    with torch.no_grad():
+        dream.memory.terminal.bias.fill_(-50.0)  # never of itself
+        dream.memory.rules.bias.fill_(50.0)  # and all rules apply
+    dreamt.reset(seed=0)
+    assert [dreamt.step(np.array([0, 0]))[2:4] for _ in range(6)] == [(False, False)] * 5 + [(False, True)]
+
+
+def test_dreams_are_determined_by_their_seed(dream, model):
+    controller = make_controller(model.sizes, SMALL)
+    one, same, other = (imagine(dream, controller, 6, seed) for seed in (1, 1, 2))
+    told = [[(e.sites, e.rewards, e.log_probs, e.terminated) for e in episodes] for episodes in (one, same, other)]
+    assert told[0] == told[1] != told[2]
+    env = DreamEnv(dream)
+    runs = [collect_episode(env, controller, episode_rng(5, number)) for number in (0, 0, 1)]
+    assert runs[0].rewards == runs[1].rewards != runs[2].rewards
+
+
+def test_dreams_at_once_are_episodes_as_they_are_one_by_one(dream, model):
+    """Whole, with the values and probabilities that the controller gives to what it saw."""
+    controller = make_controller(model.sizes, SMALL)
+    episodes = imagine(dream, controller, 12, 3)
+    assert len({len(episode) for episode in episodes}) > 1
+    for episode in episodes:
+        assert len(episode) == len(episode.observations) == len(episode.sites) == len(episode.values)
+        assert episode.terminated != episode.truncated
+        assert episode.truncated == (len(episode) == 6 and not episode.terminated)
+        for seen, site, log_prob, value in zip(
+            episode.observations, episode.sites, episode.log_probs, episode.values, strict=True
+        ):
+            assert controller.value(seen) == pytest.approx(value, abs=1e-5)
+            probability = controller.probabilities(seen)[seen.site_rules[site], seen.site_locations[site]]
+            assert np.log(probability) == pytest.approx(log_prob, abs=1e-4)
+
+
+def test_actions_drawn_at_once_are_the_distributions(sizes):
+    torch.manual_seed(1)
+    controller = Controller(sizes, 4, 8)
+    torch.nn.init.normal_(controller.rule_head.weight)
+    torch.nn.init.normal_(controller.location_head.weight)
+    rules, locations = np.array([0, 0, 2, 5], np.int16), np.array([0, 3, 1, 0], np.int16)
+    seen = [LatentObservation(np.full(4, row, np.float32), rules, locations) for row in (0.5, -1.0)]
+    batch = controller.collate(seen)
+    with torch.inference_mode():
+        output = controller(batch)
+    rng = np.random.default_rng(0)
+    drawn = np.stack([controller.choose_all(batch, output, rng) for _ in range(20_000)])
+    for row in range(2):
+        expected = controller.probabilities(seen[row])[rules, locations]
+        np.testing.assert_allclose(np.bincount(drawn[:, row], minlength=4) / 20_000, expected, atol=0.015)
+
+
+def test_masked_actions_have_no_probability(sizes, random_observation):
+    controller = Controller(sizes, 4, 8)
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        graph = random_observation(rng, sites=int(rng.integers(1, 30)))
+        seen = LatentObservation(rng.normal(size=4).astype(np.float32), graph.site_rules, graph.site_locations)
+        probabilities = controller.probabilities(seen)
+        legal = np.zeros(probabilities.shape, bool)
+        legal[seen.site_rules, seen.site_locations] = True
+        assert not probabilities[~legal].any()
+        assert (probabilities[legal] > 0).all()
+        assert probabilities.sum() == pytest.approx(1.0)
+
+
+def prepared(env, folder) -> _Training:
+    """A training whose world model has learnt."""
+    training = _Training(env, SMALL, 100, 0, folder, {"config": SMALL.as_dict(), "seed": 0, "metadata": {}}, 1e9)
+    training.on_step = training.on_episode = training.on_work = None
+    training.begin(resume=False)
+    training.log = type("Log", (), {"write": lambda self, line: None})()
+    training.collect()
+    training.learn()
+    return training
+
+
+def test_the_controller_never_touches_the_real_environment_in_its_dreams(env, tmp_path, monkeypatch):
+    """The environment is closed first: whatever is asked of it from then on is an error."""
+    training = prepared(env, tmp_path)
+    before = [value.clone() for value in training.ppo.policy.parameters()]
+
+    def closed(*_arguments, **_options):
+        raise AssertionError("the real environment was touched")
+
+    env.close()
+    for name in ("reset", "step", "_observation"):
+        monkeypatch.setattr(env, name, closed)
+    monkeypatch.setattr(training, "total_steps", 0)  # no step is left for evaluations
+    training.control()
+    assert training.counts.updates == SMALL.controller_updates
+    assert any(not torch.equal(a, b) for a, b in zip(before, training.ppo.policy.parameters(), strict=True))
+
+
+def test_steps_are_shared_out_and_the_best_controller_is_kept(env, tmp_path):
+    steps: list[int] = []
+    result = train(env, SMALL, 200, 0, tmp_path, on_step=steps.append)
+    assert steps == list(range(1, result.env_steps + 1))
+    assert 160 <= result.env_steps <= 200 + 3 * 8
+    lines = curve(tmp_path)
+    real = [line["real/return"] for line in lines if "real/return" in line]
+    assert len(real) == 3
+    assert state(tmp_path)[1]["counts"]["best_score"] == max(real)
+    for name in ("vision/cost", "memory/nll", "held_out/reward_r2", "held_out/rule_mask_f1", "dream/return"):
+        assert any(name in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "words", ["learning vision: 7 of 30", "learning memory: 11 of 30", "dreaming: 3 of 6", None], ids=str
+)
+def test_a_resumed_training_equals_an_uninterrupted_one(env, tmp_path, words):
+    train(env, SMALL, 120, 3, tmp_path / "straight", checkpoint_secs=0.0)
+
+    def interrupt(what: object) -> None:
+        if what == words or (words is None and what == 40):  # None: in the random agent's episodes
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(env, SMALL, 120, 3, tmp_path / "cut", on_work=interrupt, on_step=interrupt, checkpoint_secs=0.0)
+    train(env, SMALL, 120, 3, tmp_path / "cut", resume=True)
+    assert_same_training(tmp_path / "straight", tmp_path / "cut")
+
+
+def test_what_cannot_be_is_told(env, tmp_path):
+    with pytest.raises(AgentError, match="leave --workers and --ray out"):
+        train(env, SMALL, 100, 0, tmp_path / "a", workers=Workers("x:y", {}, 2, None))
+    train(env, SMALL, 60, 0, tmp_path / "b")
+    with pytest.raises(AgentError, match="total_steps was 60, is 100"):
+        train(env, SMALL, 100, 0, tmp_path / "b", resume=True)
+    (tmp_path / "b" / "rollouts" / "000001.safetensors").write_bytes(b"nothing")
+    with pytest.raises(AgentError, match=r"000001\.safetensors: is no episode"):
+        train(env, SMALL, 60, 0, tmp_path / "b", resume=True)
+    with pytest.raises(AgentError, match="has no setting wings"):
+        WorldModelConfig.from_dict({"wings": 2})
+    for name, value in (("latent", 0), ("held_out", 1.0), ("learning_rate", 0.0), ("temperature", -1.0)):
+        with pytest.raises(AgentError, match=name):
+            dataclasses.replace(SMALL, **{name: value})
+    assert WorldModelConfig.from_dict(SMALL.as_dict()) == SMALL
+
+
+def test_a_loaded_agent_acts_as_the_best_controller(env, tmp_path):
+    result = train(env, SMALL, 100, 0, tmp_path)
+    agent = load_agent(result.checkpoint, env.observation_space)
+    again = load_agent(result.checkpoint)
+    for seed in range(3):
+        observation, _ = env.reset(seed=seed)
+        agent.begin()
+        again.begin()
+        rng, same = np.random.default_rng(seed), np.random.default_rng(seed)
+        over = False
+        while not over:
+            action = agent.act(observation, deterministic=False, rng=rng)
+            assert observation["location_mask"][tuple(action)]
+            assert np.array_equal(action, again.act(observation, deterministic=False, rng=same))
+            observation, _, terminated, truncated, _ = env.step(action)
+            over = terminated or truncated
+
+
+@pytest.mark.timeout(300)
+def test_the_toy_is_solved_in_dreams(toy, tmp_path):
+    """Greedy reaches 6 of 30: fusing pays only after two moves that cost."""
+    env = toy.ToyRewriteEnv(length=6, horizon=20)
+    config = WorldModelConfig(
+        hidden=32, memory=128, vision_steps=600, memory_steps=800, dream_horizon=20, controller_updates=50,
+        controller=PPOConfig(minibatch_size=256, learning_rate=2e-3, hidden=32),
+    )  # fmt: skip
+    result = train(env, config, 1500, 0, tmp_path)
+    agent = load_agent(result.checkpoint)
+    observation, _ = env.reset(seed=0)
+    agent.begin()
+    total, over = 0.0, False
+    while not over:
+        observation, reward, terminated, truncated, _ = env.step(agent.act(observation))
+        total, over = total + reward, terminated or truncated
+    assert total > 20

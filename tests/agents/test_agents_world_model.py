@@ -1,0 +1,199 @@
+"""V and M: likelihoods against torch's, no step sees another episode's, and what they learn of the toy environment."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
+
+from rlflow_tvm.agents.collect import collect_episode, episode_rng
+from rlflow_tvm.agents.observation import ObservationSizes, collate
+from rlflow_tvm.agents.policy import UniformPolicy
+from rlflow_tvm.agents.rollout import Episode
+from rlflow_tvm.agents.world.config import WorldModelConfig
+from rlflow_tvm.agents.world.learning import MemoryLearner, VisionLearner
+from rlflow_tvm.agents.world.memory import Memory, Prediction, Steps
+from rlflow_tvm.agents.world.model import WorldModel, actions_of, facts_of, following, joined, memory_losses, score
+from rlflow_tvm.agents.world.vision import site_counts
+from rlflow_tvm.errors import AgentError
+
+CONFIG = WorldModelConfig(hidden=24, memory=64, vision_steps=800, memory_steps=600)
+
+
+@pytest.fixture(scope="module")
+def episodes(toy) -> list[Episode]:
+    """Of the random agent; chains of three to five nodes."""
+    env = toy.ToyRewriteEnv(length=5, horizon=12, random_start=True)
+    policy = UniformPolicy(ObservationSizes.from_space(env.observation_space))
+    return [collect_episode(env, policy, episode_rng(0, number)) for number in range(220)]
+
+
+@pytest.fixture(scope="module")
+def toy_sizes(toy) -> ObservationSizes:
+    return ObservationSizes.from_space(toy.ToyRewriteEnv().observation_space)
+
+
+@pytest.fixture(scope="module")
+def learnt(toy_sizes, episodes) -> WorldModel:
+    """A world model of the toy, trained on all but the last 20 episodes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = WorldModel(toy_sizes, CONFIG.latent, CONFIG.hidden, CONFIG.rounds, CONFIG.memory, CONFIG.gaussians)
+    for learner in (VisionLearner(model, CONFIG, 0), MemoryLearner(model, CONFIG, 0)):
+        learner.prepare(episodes[:200])
+        while learner.done < learner.steps:
+            learner.step()
+    return model
+
+
+def random_prediction(rows: int, gaussians: int, latent: int) -> Prediction:
+    generator = torch.Generator().manual_seed(1)
+    draw = lambda *shape: torch.randn(shape, generator=generator)  # noqa: E731
+    weights = torch.log_softmax(draw(rows, gaussians), dim=1)
+    deviations = 0.3 * draw(rows, gaussians, latent)
+    rest = [draw(rows), draw(rows), draw(rows, 2), draw(rows, 2)]
+    return Prediction(weights, draw(rows, gaussians, latent), deviations, *rest)
+
+
+def test_likelihood_is_torchs():
+    foreseen = random_prediction(20, 5, 3)
+    normals = Independent(Normal(foreseen.means, foreseen.log_deviations.exp()), 1)
+    mixture = MixtureSameFamily(Categorical(logits=foreseen.log_weights), normals)
+    points = torch.randn(20, 3)
+    torch.testing.assert_close(foreseen.nll(points), -mixture.log_prob(points), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 2.0])
+def test_samples_are_the_mixtures_at_that_temperature(temperature):
+    one = random_prediction(1, 4, 2)
+    many = Prediction(*(getattr(one, name).expand(40_000, *[-1] * (getattr(one, name).ndim - 1)) for name in vars(one)))
+    found = many.sample(temperature, torch.Generator().manual_seed(2))
+    weights = torch.softmax(one.log_weights[0] / temperature, dim=0).unsqueeze(1)
+    variances = temperature * (2 * one.log_deviations[0]).exp()
+    mean = (weights * one.means[0]).sum(0)
+    variance = (weights * (variances + one.means[0].square())).sum(0) - mean.square()
+    torch.testing.assert_close(found.mean(0), mean, rtol=0, atol=0.03)
+    torch.testing.assert_close(found.var(0), variance, rtol=0.05, atol=0)
+
+
+def test_at_temperature_nought_the_likeliest_gaussians_mean_is_taken():
+    foreseen = random_prediction(10, 4, 3)
+    best = foreseen.log_weights.argmax(dim=1)
+    assert torch.equal(foreseen.sample(0.0, torch.Generator()), foreseen.means[torch.arange(10), best])
+
+
+def random_steps(sizes: ObservationSizes, number: int, latent: int) -> Steps:
+    rng = np.random.default_rng(number)
+    counts = rng.integers(0, 4, (number, sizes.num_rules)).astype(np.float32)
+    rules, locations = rng.integers(0, sizes.num_rules, number), rng.integers(0, sizes.num_locations, number)
+    latents = rng.normal(size=(number, latent)).astype(np.float32)
+    return Steps(*map(torch.from_numpy, (latents, counts, rules, locations)))
+
+
+def test_episodes_of_any_lengths_are_foreseen_as_each_alone_and_as_step_by_step(sizes):
+    """Packed: what is foreseen of one does not depend on what it is batched with, nor on its end."""
+    torch.manual_seed(0)
+    memory = Memory(sizes, latent=5, width=16, gaussians=3)
+    lengths = [7, 1, 12, 3]
+    parts = [random_steps(sizes, length, 5) for length in lengths]
+    together = memory(joined(parts), lengths)
+    start = 0
+    for part, length in zip(parts, lengths, strict=True):
+        alone, state = memory(part, [length]), memory.begin(1)
+        for step in range(length):
+            row = Steps(*(value[step : step + 1] for value in vars(part).values()))
+            single, state = memory.step(row, state)
+            for name in vars(single):
+                here = getattr(together, name)[start + step]
+                torch.testing.assert_close(here, getattr(alone, name)[step], rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(here, getattr(single, name)[0], rtol=1e-5, atol=1e-6)
+        start += length
+
+
+def test_what_follows_is_the_next_step_of_the_same_episode(toy_sizes, episodes):
+    torch.manual_seed(0)
+    model = WorldModel(toy_sizes, 8, 8, 1, 16, 2)
+    traces = [model.trace(episode) for episode in episodes[:6]]
+    known, latents, counts = following(traces)
+    every = joined([trace.steps for trace in traces])
+    assert len(known) == sum(len(trace) - 1 for trace in traces)
+    assert torch.equal(latents, every.latents[known + 1])
+    assert torch.equal(counts, every.counts[known + 1])
+
+
+def test_an_episode_of_one_step_teaches_its_reward_alone(toy_sizes, episodes):
+    torch.manual_seed(0)
+    model = WorldModel(toy_sizes, 8, 8, 1, 16, 2)
+    short = [model.trace(episode) for episode in episodes if len(episode) == 1][:2]
+    assert short
+    assert set(memory_losses(model.memory, short)) == {"reward", "terminal"}
+
+
+def test_facts_are_those_of_the_graphs(toy_sizes, episodes):
+    observations, facts = facts_of(episodes[:5], toy_sizes)
+    assert len(observations) == sum(map(len, episodes[:5])) == len(facts.nodes)
+    torch.testing.assert_close(facts.log_cost[0].item(), math.log(episodes[0].run_secs[0]))
+    for row, observation in enumerate(observations):
+        assert facts.nodes[row].expm1().round() == len(observation.nodes)
+        assert facts.operators[row].expm1().sum().round() == len(observation.nodes)
+        assert facts.counts[row].sum() == len(observation.site_rules)
+    actions = actions_of(episodes[:5])
+    assert actions.rewards.tolist() == [reward for episode in episodes[:5] for reward in episode.rewards]
+    assert bool((facts.counts[torch.arange(len(observations)), actions.rules] > actions.locations).all())
+
+
+def test_an_environment_must_tell_times(toy_sizes, episodes):
+    silent = Episode(**{**vars(episodes[0]), "run_secs": []})
+    with pytest.raises(AgentError, match="run_secs"):
+        facts_of([silent], toy_sizes)
+
+
+def test_latents_have_mean_nought_and_deviation_one(learnt, episodes):
+    latents = learnt.latents(episodes[0].observations + episodes[1].observations)
+    torch.testing.assert_close(latents.mean(1), torch.zeros(len(latents)), rtol=0, atol=1e-5)
+    torch.testing.assert_close(latents.std(1, correction=0), torch.ones(len(latents)), rtol=0, atol=1e-3)
+
+
+def test_vision_tells_graphs_apart(learnt, episodes, toy_sizes):
+    """Costs, sizes and masks of graphs that it has not seen are read off the latent."""
+    observations, facts = facts_of(episodes[200:], toy_sizes)
+    with torch.no_grad():
+        told = learnt.vision.decoder(learnt.latents(observations))
+        costs = learnt.vision.log_cost(told).squeeze(1) * learnt.vision.cost_deviation + learnt.vision.cost_mean
+        rules = learnt.vision.rules(told) > 0
+    assert float((costs - facts.log_cost).abs().mean()) < 0.15 * float(facts.log_cost.std())
+    legal = facts.counts > 0
+    shares = legal.float().mean(0)
+    guessed = torch.minimum(shares, 1 - shares).mean()  # wrong where each rule's commoner case is told
+    assert float((rules != legal).float().mean()) < 0.5 * float(guessed)
+
+
+def test_memory_foresees_episodes_that_it_has_not_seen(learnt, episodes):
+    found = score(learnt, episodes[200:])
+    untrained = score(WorldModel(learnt.sizes, 32, 24, 3, 64, 8), episodes[200:])
+    assert found["nll"] < untrained["nll"] - 20
+    assert found["reward_r2"] > 0.6
+    assert found["rule_mask_f1"] > 0.92
+    assert found["rule_change_f1"] > 0.25  # a mask that stays as it is has none
+    assert found["locations_exact"] > 0.9
+
+
+def test_counts_are_those_of_the_masks(random_observation, sizes):
+    observation = random_observation(np.random.default_rng(3), sites=20)
+    counts = site_counts([observation], sizes)[0]
+    assert counts.sum() == 21
+    assert [counts[rule] for rule in range(sizes.num_rules)] == [
+        int((observation.site_rules == rule).sum()) for rule in range(sizes.num_rules)
+    ]
+
+
+def test_the_site_order_does_not_enter_the_latent(learnt, episodes):
+    from dataclasses import replace
+
+    seen = episodes[0].observations[0]
+    turned = replace(seen, site_locations=seen.site_locations[::-1].copy(), site_nodes=seen.site_nodes[::-1].copy())
+    with torch.no_grad():
+        assert torch.equal(learnt.vision(collate([seen])), learnt.vision(collate([turned])))
