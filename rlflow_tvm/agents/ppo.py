@@ -136,8 +136,8 @@ class PPO:
         Raises:
             AgentError: a parameter is missing or has another shape, or part of the optimizer's state is missing.
         """
+        restore_optimizer(self.policy, self.optimizer, tensors, "optimizer")  # first: it refuses before it changes
         load_policy_tensors(self.policy, tensors)
-        restore_optimizer(self.policy, self.optimizer, tensors, "optimizer")
         self.rng.bit_generator.state = numbers["random"]
         self.reward_scale = RewardScale(**numbers["reward_scale"])
         torch.set_rng_state(tensors["random.torch"])
@@ -156,7 +156,7 @@ def restore_optimizer(
     module: nn.Module, optimizer: torch.optim.Adam, tensors: Mapping[str, torch.Tensor], prefix: str
 ) -> None:
     """The inverse of `optimizer_tensors`; AgentError where a part is missing."""
-    optimizer.state.clear()
+    moments: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
     # a checkpoint from before the first gradient step has none, and a parameter that nothing was learnt by neither
     for name, parameter in module.named_parameters():
         keys = {key: f"{prefix}.{name}.{key}" for key in _ADAM_STATE}
@@ -165,7 +165,9 @@ def restore_optimizer(
             missing = next(full for full in keys.values() if full not in tensors)
             raise AgentError(f"checkpoint: {missing} is missing; take another checkpoint or train anew")
         if found:
-            optimizer.state[parameter] = found
+            moments[parameter] = found
+    optimizer.state.clear()
+    optimizer.state.update(moments)
 
 
 def policy_tensors(policy: nn.Module) -> dict[str, torch.Tensor]:

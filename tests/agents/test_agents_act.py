@@ -107,11 +107,11 @@ def test_the_registry_builds_trains_and_loads(env, tmp_path):
     result = kind.train(env, config, 1, 0, tmp_path / "out", resume=False)
     for agent in (kind.load(result.checkpoint), load_agent(result.checkpoint, env.observation_space)):
         assert agent.sizes == ObservationSizes.from_space(env.observation_space)
-    assert list(AGENTS) == ["ppo"]
+    assert list(AGENTS) == ["ppo", "world-model"]
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(AgentError, match="no agent dqn; there are: ppo"):
+    with pytest.raises(AgentError, match="no agent dqn; there are: ppo, world-model"):
         agent_kind("dqn")
 
 
