@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rlflow_tvm.envs import RewriteProblem
@@ -14,11 +14,11 @@ from rlflow_tvm.search.result import Incumbent, Progress, SearchResult, successo
 
 @dataclass(frozen=True)
 class _Step:
-    """A state on a chain, its cost, and the moves that the chain's last move bears on."""
+    """A state on a chain, its cost, and the state before it."""
 
     state: GraphState
     run_secs: float
-    opened: tuple[RewriteAction, ...]
+    before: GraphState
 
 
 @dataclass
@@ -54,7 +54,7 @@ class VariableDepth:
         for _ in range(self.depth - 1):
             following: list[_Step] = []
             for step in level:
-                ends = self._cheapest(best, step.state, step.opened, seen)
+                ends = self._cheapest(best, step.state, opened(step.before, step.state), seen)
                 if any(best.offer(end.state, end.run_secs) for end in ends):
                     return True
                 following += ends[: self.width]
@@ -62,11 +62,11 @@ class VariableDepth:
         return False
 
     def _cheapest(
-        self, best: Incumbent, state: GraphState, actions: tuple[RewriteAction, ...] | None, seen: set[int]
+        self, best: Incumbent, state: GraphState, actions: Iterable[RewriteAction] | None, seen: set[int]
     ) -> list[_Step]:
         """What `actions` (None: all) lead to that was not seen before and costs little enough, the cheapest first."""
         found = [
-            _Step(after, run_secs, tuple(opened(state, after)))
+            _Step(after, run_secs, state)
             for _, after, run_secs in successors(best, state, seen, actions)
             if run_secs <= (1 + self.tolerance) * best.run_secs
         ]
