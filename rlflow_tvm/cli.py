@@ -40,12 +40,16 @@ RpcOption = Annotated[
         help="Measure kernels on the machines that TVM's RPC tracker there lists under --rpc-key; --target is theirs.",
     ),
 ]
-SEARCH_HELP = "greedy, backtracking, beam, random, family or variable-depth."
+SEARCH_HELP = "greedy, backtracking, beam, random, random-restarts, family or variable-depth."
 BudgetOption = Annotated[
     str | None,
     typer.Option(
         metavar="N|TIME", help="What the search may spend: moves tried, as 20000, or a time, as 90s, 5m or 2h."
     ),
+]
+PredictOption = Annotated[
+    float,
+    typer.Option(help="How much of a graph's time may be predicted rather than measured on the way, 0 to 1."),
 ]
 RpcKeyOption = Annotated[str | None, typer.Option("--rpc-key", help="The key of the machines to measure on.")]
 

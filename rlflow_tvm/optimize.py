@@ -25,10 +25,7 @@ def main(
     rpc: cli.RpcOption = None,
     rpc_key: cli.RpcKeyOption = None,
     shape: Annotated[list[str] | None, typer.Option(help="NAME=1,3,224,224 for a model with dynamic shapes.")] = None,
-    predict: Annotated[
-        float,
-        typer.Option(help="How much of a graph's time the search may predict rather than measure, 0 to 1."),
-    ] = 0.0,
+    predict: cli.PredictOption = 0.0,
     tune: Annotated[
         int, typer.Option(min=0, help="Then try so many MetaSchedule schedules for the heaviest kernels.")
     ] = 0,

@@ -14,7 +14,16 @@ import gymnasium
 import numpy as np
 import tvm
 
-from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, Measurement, QuietMachine, RpcDevices, default_path
+from rlflow_tvm.cost import (
+    CostModel,
+    KernelDatabase,
+    KernelTimer,
+    Measurement,
+    PredictionPolicy,
+    QuietMachine,
+    RpcDevices,
+    default_path,
+)
 from rlflow_tvm.envs import GraphRewriteEnv, ManyModelsEnv, RewriteProblem
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.frontend import import_models
@@ -112,8 +121,11 @@ class Prices:
 
 
 @contextmanager
-def open_prices(target: tvm.target.Target, shared: bool, remote: RpcDevices | None = None) -> Iterator[Prices]:
+def open_prices(
+    target: tvm.target.Target, shared: bool, remote: RpcDevices | None = None, predict: float = 0.0
+) -> Iterator[Prices]:
     """This machine's kernel database and a cost model over it; with `remote` kernels are measured on those machines.
+    `predict`: how much of a graph's time may be predicted.
 
     With `shared` several processes do the same at once: they take turns at measuring, and take what any of them
     measured for the price, so that a graph costs the same everywhere.
@@ -126,7 +138,8 @@ def open_prices(target: tvm.target.Target, shared: bool, remote: RpcDevices | No
         if quiet is not None:
             with quiet.measuring():  # the timer itself does not ask for quiet here: it is measured once for all
                 timer.launch_secs()
-        yield Prices(database, stack.enter_context(CostModel(target, timer=timer)), quiet)
+        policy = PredictionPolicy(share=predict)
+        yield Prices(database, stack.enter_context(CostModel(target, timer=timer, policy=policy)), quiet)
 
 
 def description(
@@ -136,6 +149,7 @@ def description(
     remote: RpcDevices | None,
     horizon: int,
     reward: str,
+    predict: float,
     problems: Mapping[str, RewriteProblem],
 ) -> dict[str, Any]:
     """The arguments of `worker_env` for the environment that `make_env` makes of `problems`."""
@@ -146,6 +160,7 @@ def description(
         "remote": None if remote is None else dataclasses.asdict(remote),
         "horizon": horizon,
         "reward": reward,
+        "predict": predict,
         "expected": structures(problems),
     }
 
@@ -157,6 +172,7 @@ def worker_env(
     remote: Mapping[str, Any] | None,
     horizon: int,
     reward: str,
+    predict: float,
     expected: list[str],
 ) -> gymnasium.Env:
     """A worker's environment, with prices of its own.
@@ -165,7 +181,7 @@ def worker_env(
     """
     with ExitStack() as stack:
         devices = None if remote is None else RpcDevices(**remote)
-        prices = stack.enter_context(open_prices(tvm.ir.load_json(target), True, devices))
+        prices = stack.enter_context(open_prices(tvm.ir.load_json(target), True, devices, predict))
         assert prices.quiet is not None, "it was asked for"
         modules = import_models(models, {name: tuple(shape) for name, shape in shapes.items()})
         problems = make_problems(modules, prices.cost_model)

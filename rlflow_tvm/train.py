@@ -22,6 +22,11 @@ def main(
     shape: Annotated[list[str] | None, typer.Option(help="NAME=1,3,224,224 for a model with dynamic shapes.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Environment steps, counted over all runs of this folder.")] = 2000,
     horizon: Annotated[int, typer.Option(min=1, help="Steps after which an episode is cut off.")] = 200,
+    predict: cli.PredictOption = 0.0,
+    reward: Annotated[
+        str,
+        typer.Option(help="What a step earns: incremental, relative, mixed, end-to-end, improvement or shaped."),
+    ] = "improvement",
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the agent, the best plan and the logs.")] = Path("runs/train"),
     workers: Annotated[
@@ -55,6 +60,8 @@ def main(
             resume=resume,
             shapes=shapes,
             horizon=horizon,
+            predict=predict,
+            reward=reward,
             progress=bar,
             workers=workers,
             ray=ray,

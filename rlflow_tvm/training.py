@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import tvm
 
 from rlflow_tvm.cost import RpcDevices, target_key
 from rlflow_tvm.envs import RewriteProblem
+from rlflow_tvm.envs.rewards import REWARDS
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.frontend import import_models
 from rlflow_tvm.passes import Plan
@@ -82,7 +84,7 @@ class BestPlans:
     """Each model's best plan, kept on disk as soon as it is found, and found again when a training goes on."""
 
     def __init__(self, out: Path, problems: Mapping[str, RewriteProblem]) -> None:
-        self._problems = problems
+        self._problems, self._curve = problems, out / "best.jsonl"
         self.paths = plan_paths(out, problems)
         self._best = {model: self._known(model) for model in problems}
 
@@ -93,15 +95,18 @@ class BestPlans:
         plan = Plan.load(path)
         return self._priced(model, plan), len(plan)
 
-    def offer(self, model: str, plan: Plan, run_secs: float) -> None:
+    def offer(self, model: str, plan: Plan, run_secs: float, env_steps: int) -> None:
         """Take a plan over if its graph is cheaper than the best so far, by our own prices: a worker on another machine
-        has others."""
+        has others. `best.jsonl` tells what was best after how many environment steps."""
         if run_secs >= self._best[model][0] or not len(plan):
             return
         own_secs = self._priced(model, plan)
         if own_secs < self._best[model][0]:
             plan.save(self.paths[model])
             self._best[model] = own_secs, len(plan)
+            line = {"env_steps": env_steps, "model": model, "run_secs": own_secs, "rewrites": len(plan)}
+            with open(self._curve, "a") as curve:
+                curve.write(json.dumps(line) + "\n")
 
     def _priced(self, model: str, plan: Plan) -> float:
         problem = self._problems[model]
@@ -148,6 +153,9 @@ def train_on_models(
     resume: bool = False,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     horizon: int = 200,
+    predict: float = 0.0,
+    reward: str = REWARD,
+    settings: Mapping[str, Any] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
     workers: int | None = None,
     ray: str | None = None,
@@ -156,7 +164,9 @@ def train_on_models(
 
     Episodes are collected by `workers` processes of this machine (one, the default: by this one), or with `ray` by as
     many actors of the Ray cluster at that address (by default one for each of its processors). `remote`: the
-    machines that kernels are measured on, in place of this one.
+    machines that kernels are measured on, in place of this one. `predict`: how much of a graph's time may be predicted
+    in a step; the best plans are measured. `reward`: one of `envs.rewards.REWARDS`. `settings`: of the agent, by name,
+    where they are not to be the defaults.
 
     AgentError or UsageError, before anything is imported or priced, if `out` cannot be used; AgentError if the
     training in it was on other modules, for another target or with other settings.
@@ -164,6 +174,9 @@ def train_on_models(
     from rlflow_tvm.agents import Workers, agent_kind
 
     kind = agent_kind(agent)
+    if reward not in REWARDS:
+        raise UsageError(f"no reward is called {reward!r}: there are {', '.join(REWARDS)}")
+    config = kind.config(settings)
     kind.check_folder(out, resume)
     stale = [path for path in plan_paths(out, models).values() if path.exists()]
     if stale and not resume:
@@ -171,9 +184,9 @@ def train_on_models(
     shapes = shapes or {}
     modules = import_models(models, shapes)
     elsewhere = ray is not None or (workers is not None and workers > 1)
-    with open_prices(target, elsewhere, remote) as prices:
+    with open_prices(target, elsewhere, remote, predict) as prices:
         problems = make_problems(modules, prices.cost_model)
-        env = make_env(problems, horizon, REWARD)
+        env = make_env(problems, horizon, reward)
 
         @cache  # at the first step: only then is it known that the plans in the folder are of this training
         def plans() -> BestPlans:
@@ -196,13 +209,12 @@ def train_on_models(
         def on_episode(episode: Episode) -> None:
             best = episode.summary
             store_rows(prices.database, best.get("rows", []), ours)
-            plan = Plan(**{**best["plan"], "actions": tuple(best["plan"]["actions"])})
-            plans().offer(best["model"], plan, best["run_secs"])
+            plans().offer(best["model"], Plan.of(best["plan"]), best["run_secs"], taken)
 
-        told = description(models, shapes, target, remote, horizon, REWARD, problems)
+        told = description(models, shapes, target, remote, horizon, reward, predict, problems)
         result = kind.train(
             env,
-            kind.config(),
+            config,
             steps,
             seed,
             out,
@@ -217,7 +229,8 @@ def train_on_models(
                 "target": str(target) if remote is None else f"{target} rpc:{remote.key}",
                 "rules": list(env.current.rule_names),
                 "horizon": horizon,
-                "reward": REWARD,
+                "reward": reward,
+                "predict": predict,
             },
             workers=Workers(FACTORY, told, workers, ray) if elsewhere else None,
         )

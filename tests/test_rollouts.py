@@ -92,7 +92,7 @@ class Timer:
 
 
 class Priced(FakeCostModel):
-    def __init__(self, target, timer) -> None:
+    def __init__(self, target, timer, policy) -> None:
         super().__init__()
         self.target = target
 
@@ -114,7 +114,7 @@ def test_a_worker_builds_what_the_training_describes(tmp_path, monkeypatch):
         modules = rollouts.import_models(models, {})
         problems = rollouts.make_problems(modules, prices.cost_model)
         own = rollouts.make_env(problems, 3, "improvement")
-    told = json.loads(json.dumps(description(models, {}, target, None, 3, "improvement", problems)))
+    told = json.loads(json.dumps(description(models, {}, target, None, 3, "improvement", 0.0, problems)))
     env = worker_env(**told)
     assert isinstance(env, ConsiderateEnv)
     assert env.observation_space == own.observation_space

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import onnx
@@ -27,7 +28,7 @@ class Priced(FakeCostModel):
 
     questions = 0
 
-    def __init__(self, target, timer=None) -> None:
+    def __init__(self, target, timer=None, policy=None) -> None:
         super().__init__()
         self.target = target
 
@@ -79,6 +80,16 @@ def test_a_training_goes_on_with_its_best_plan(chain, tmp_path):
     assert again.models[0].run_secs_after <= first.models[0].run_secs_after
     finished = train(chain, tmp_path / "out", steps=1, resume=True)
     assert finished.models == again.models
+    curve = [json.loads(line) for line in (tmp_path / "out" / "best.jsonl").read_text().splitlines()]
+    assert curve[-1]["run_secs"] == again.models[0].run_secs_after
+    assert [each["run_secs"] for each in curve] == sorted({each["run_secs"] for each in curve}, reverse=True)
+    assert all(0 < each["env_steps"] <= again.env_steps for each in curve)
+
+
+def test_an_unknown_reward_is_refused_at_once(chain, tmp_path):
+    with pytest.raises(UsageError, match="no reward is called 'gold': there are incremental"):
+        train(chain, tmp_path / "out", reward="gold")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("what", ["target", "shapes", "structures"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from gymnasium import spaces
 
 from rlflow_tvm.agents.checkpoint import load_checkpoint
 from rlflow_tvm.agents.config import PPOConfig
-from rlflow_tvm.agents.observation import ObservationSizes, compact
-from rlflow_tvm.agents.policy import SitePolicy, TwoStepPolicy
+from rlflow_tvm.agents.observation import ObservationSizes, actions_at, compact
+from rlflow_tvm.agents.policy import Acting, TwoStepPolicy
 from rlflow_tvm.agents.ppo import load_policy_tensors
 from rlflow_tvm.errors import AgentError
 
@@ -51,8 +51,8 @@ class Agent:
         load_policy_tensors(policy, tensors)
         return Agent(policy, sizes, description["metadata"])
 
-    def begin(self) -> None:
-        """A new episode: nothing is remembered of the last one."""
+    def begin(self, number: int = 1) -> None:
+        """A new episode, or several at once: nothing is remembered of the last one."""
 
     def act(
         self, observation: Mapping[str, Any], deterministic: bool = True, rng: np.random.Generator | None = None
@@ -69,6 +69,19 @@ class Agent:
         """
         return act_with(self.policy, observation, deterministic, rng)
 
+    def draw(
+        self, observations: Sequence[Mapping[str, Any]], rng: np.random.Generator, episodes: Sequence[int]
+    ) -> np.ndarray:
+        """An action sampled for each of some episodes that go on at once, int64 (B, 2).
+
+        Args:
+            observations: theirs.
+            rng: what to sample with.
+            episodes: their numbers, below what `begin` was told.
+        """
+        del episodes  # nothing is remembered of them
+        return self.policy.draw([self.policy.compact(each) for each in observations], rng)
+
     def probabilities(self, observation: Mapping[str, Any]) -> np.ndarray:
         """p(rule, location), float64 (R+1, L), exactly 0 where masked."""
         return self.policy.probabilities(compact(observation, self.sizes))
@@ -79,7 +92,7 @@ class Agent:
 
 
 def act_with(
-    policy: SitePolicy[Any, Any], observation: Mapping[str, Any], deterministic: bool, rng: np.random.Generator | None
+    policy: Acting, observation: Mapping[str, Any], deterministic: bool, rng: np.random.Generator | None
 ) -> np.ndarray:
     """See `Agent.act`."""
     if not deterministic and rng is None:
@@ -88,7 +101,7 @@ def act_with(
     if len(kept.site_rules) == 0:
         raise AgentError("Agent.act: no rule is allowed by rule_mask; reset the environment after it terminated")
     site, _, _ = policy.choose(kept, None if deterministic else rng)
-    return np.array([kept.site_rules[site], kept.site_locations[site]], dtype=np.int64)
+    return actions_at([kept], [site])[0]
 
 
 def check_sizes(path: Path, saved: ObservationSizes, wanted: ObservationSizes) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rlflow_tvm.agents.policy import SitePolicy
+from rlflow_tvm.agents.observation import actions_at
+from rlflow_tvm.agents.policy import Acting
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.errors import AgentError
 
@@ -65,24 +66,26 @@ def episode_rng(seed: int, number: int) -> np.random.Generator:
 
 def collect_episode(
     env: gymnasium.Env,
-    policy: SitePolicy[Any, Any],
+    policy: Acting,
     rng: np.random.Generator,
     on_step: Callable[[], None] = lambda: None,
+    start: Mapping[str, Any] | None = None,
 ) -> Episode:
     """One episode under the policy, from a reset with a seed of `rng`'s to its end; `on_step` follows each step.
 
+    `start`: reset's option of that name, JSON: a graph to begin at.
     The last info's `episode`, JSON, is kept as the episode's summary. AgentError where the masks leave nothing to do.
     """
-    episode = Episode()
-    observation, info = env.reset(seed=int(rng.integers(2**31)))
+    episode = Episode(remembered=start is not None)
+    options = None if start is None else {"start": start}
+    observation, info = env.reset(seed=int(rng.integers(2**31)), options=options)
     _note_time(episode, info)
     kept = policy.compact(observation)
     while not (episode.terminated or episode.truncated):
         if len(kept.site_rules) == 0:
             raise AgentError("environment: neither a rule nor stop is allowed, yet the episode goes on; mend its masks")
         site, log_prob, value = policy.choose(kept, rng)
-        action = np.array([kept.site_rules[site], kept.site_locations[site]], dtype=np.int64)
-        observation, reward, terminated, truncated, info = env.step(action)
+        observation, reward, terminated, truncated, info = env.step(actions_at([kept], [site])[0])
         episode.observations.append(kept)
         episode.sites.append(site)
         episode.rewards.append(float(reward))

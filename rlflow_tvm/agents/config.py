@@ -12,7 +12,8 @@ from rlflow_tvm.errors import AgentError
 
 @dataclass(frozen=True)
 class PPOConfig:
-    """Settings of PPO (Schulman et al. 2017) and of its network; defaults are X-RLflow's where it gives any.
+    """Settings of PPO (Schulman et al. 2017) and of its network; defaults are X-RLflow's where it gives any,
+    but for `learning_rate`, `n_epochs` and `steps_per_update`: of a few thousand steps more is learnt in small updates.
 
     Attributes:
         gamma: discount.
@@ -27,6 +28,9 @@ class PPOConfig:
         steps_per_update: a rollout is whole episodes, at least this many steps.
         target_kl: stop an update's epochs once the approximate KL exceeds 1.5 times this; None: never.
         scale_rewards: divide rewards by the running deviation of the discounted return.
+        normalise_values: learn values in units of their own mean and deviation (PopArt, van Hasselt et al. 2016).
+        remembered_share: of the episodes, those that begin at a remembered graph rather than at the start.
+        remembered: graphs of each model that are remembered, the cheapest.
         hidden: width of the embeddings.
         rounds: message rounds of the encoder.
         threads: torch's threads. One by default: the graphs are small, and the spinning threads of a second pool
@@ -35,27 +39,32 @@ class PPOConfig:
 
     gamma: float = 0.99
     gae_lambda: float = 0.95
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-3
     clip_range: float = 0.2
     ent_coef: float = 0.01
     vf_coef: float = 0.5
     max_grad_norm: float = 0.5
     minibatch_size: int = 64
-    n_epochs: int = 4
-    steps_per_update: int = 256
+    n_epochs: int = 8
+    steps_per_update: int = 128
     target_kl: float | None = None
     scale_rewards: bool = True
+    normalise_values: bool = True
+    remembered_share: float = 0.75
+    remembered: int = 16
     hidden: int = 64
     rounds: int = 3
     threads: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("minibatch_size", "n_epochs", "steps_per_update", "hidden", "rounds", "threads"):
+        for name in ("minibatch_size", "n_epochs", "steps_per_update", "remembered", "hidden", "rounds", "threads"):
             if getattr(self, name) < 1:
                 raise AgentError(f"PPOConfig: {name} is {getattr(self, name)}, it must be at least 1")
         for name in ("gamma", "gae_lambda"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise AgentError(f"PPOConfig: {name} is {getattr(self, name)}, it must lie in [0, 1]")
+        if not 0.0 <= self.remembered_share < 1.0:
+            raise AgentError(f"PPOConfig: remembered_share is {self.remembered_share}, it must lie in [0, 1)")
         for name in ("learning_rate", "clip_range", "max_grad_norm"):
             if not getattr(self, name) > 0.0:
                 raise AgentError(f"PPOConfig: {name} is {getattr(self, name)}, it must be above 0")

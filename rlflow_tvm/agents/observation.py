@@ -139,6 +139,12 @@ class HasSites(Protocol):
     def site_locations(self) -> np.ndarray: ...  # int16 (S,)
 
 
+def actions_at(observations: Sequence[HasSites], sites: Sequence[int] | np.ndarray) -> np.ndarray:
+    """(rule, location) of one site of each observation, int64 (B, 2)."""
+    pairs = zip(observations, sites, strict=True)
+    return np.array([(each.site_rules[site], each.site_locations[site]) for each, site in pairs], dtype=np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class SiteBatch:
     """The legal actions of several observations (B graphs, S sites, P pairs).

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from rlflow_tvm.agents.observation import (
     HasSites,
     ObservationSizes,
     SiteBatch,
+    actions_at,
     collate,
     collate_sites,
     compact,
@@ -70,6 +71,14 @@ ObservationT = TypeVar("ObservationT", bound=HasSites)
 BatchT = TypeVar("BatchT", bound=SiteBatch)
 
 
+class Acting(Protocol):
+    """What collecting an episode takes of a policy."""
+
+    def compact(self, observation: Mapping[str, Any]) -> Any: ...
+    def choose(self, observation: Any, rng: np.random.Generator | None) -> tuple[int, float, float]: ...
+    def value(self, observation: Any) -> float: ...
+
+
 class SitePolicy(nn.Module, Generic[ObservationT, BatchT], ABC):
     """A policy over the legal actions of an observation, whatever the observation is made of.
 
@@ -77,9 +86,28 @@ class SitePolicy(nn.Module, Generic[ObservationT, BatchT], ABC):
         sizes: of the rules and locations there are, among others.
     """
 
+    value_head: nn.Linear
+    value_mean: torch.Tensor  # ()
+    value_deviation: torch.Tensor  # ()
+
     def __init__(self, sizes: ObservationSizes) -> None:
         super().__init__()
         self.sizes = sizes
+        self.register_buffer("value_mean", torch.zeros(()))
+        self.register_buffer("value_deviation", torch.ones(()))
+
+    def told_value(self, head: torch.Tensor) -> torch.Tensor:
+        """Values (B,) of what `value_head` gives, (B, 1): it tells them in units of `value_deviation`."""
+        return self.value_mean + self.value_deviation * head.squeeze(1)
+
+    @torch.no_grad()
+    def normalise_values(self, mean: float, deviation: float) -> None:
+        """Take other units for what `value_head` gives, and change it so that the values stay what they are (PopArt,
+        van Hasselt et al. 2016)."""
+        self.value_head.weight *= self.value_deviation / deviation
+        self.value_head.bias.copy_((self.value_deviation * self.value_head.bias + self.value_mean - mean) / deviation)
+        self.value_mean.fill_(mean)
+        self.value_deviation.fill_(deviation)
 
     @abstractmethod
     def compact(self, observation: Mapping[str, Any]) -> ObservationT:
@@ -125,6 +153,12 @@ class SitePolicy(nn.Module, Generic[ObservationT, BatchT], ABC):
     def choose_all(self, batch: BatchT, output: PolicyOutput, rng: np.random.Generator) -> np.ndarray:
         """One action for each observation of a batch, drawn: indices of sites, int64 (B,)."""
         return _pick_each(output.log_probs.double().numpy(), batch.site_offsets, rng)
+
+    @torch.inference_mode()
+    def draw(self, observations: Sequence[ObservationT], rng: np.random.Generator) -> np.ndarray:
+        """One action for each, drawn: (rule, location), int64 (B, 2)."""
+        batch = self.collate(observations)
+        return actions_at(observations, self.choose_all(batch, self(batch), rng))
 
 
 class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
@@ -173,9 +207,8 @@ class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
         number = batch.pair_sizes.float().log1p().unsqueeze(1) / 6.0  # about 1 for 400 sites
         seen_by_rule = torch.cat([*pooled, self.rule(pair_rule), readout.index_select(0, pair_graph), number], dim=1)
         rule_logits = self.rule_head(self.rule_body(seen_by_rule)).squeeze(1) + self.rule_bias[pair_rule]
-        return two_step_output(
-            batch, rule_logits, location_logits, self.value_head(self.value_body(readout)).squeeze(1)
-        )
+        values = self.told_value(self.value_head(self.value_body(readout)))
+        return two_step_output(batch, rule_logits, location_logits, values)
 
     def compact(self, observation: Mapping[str, Any]) -> CompactObservation:
         """See `observation.compact`."""

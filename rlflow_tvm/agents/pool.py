@@ -105,9 +105,16 @@ class Pool:
             self._places.append(_Place(self._hire()))
 
     def collect(
-        self, tensors: Mapping[str, torch.Tensor], first: int, quota: Quota, on_arrival: Callable[[int], None]
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        first: int,
+        quota: Quota,
+        on_arrival: Callable[[int], None],
+        start: Callable[[int], Mapping[str, Any] | None] = lambda _number: None,
     ) -> Iterator[Episode]:
         """An update's episodes under the policy of `tensors`, in the order of their numbers, from `first` on.
+
+        `start(number)`: where one begins, as `collect_episode` takes it.
 
         `on_arrival(steps)` is called for each episode when it comes in, in whatever order. AgentError where the same
         episode kills its workers again and again, or a worker reports an error.
@@ -115,19 +122,20 @@ class Pool:
         self._weights = self._crew.shared(pack({"op": "load"}, tensors))
         for place in self._places:
             place.loaded = False
-        begun, again = first, list[int]()
+        begun, again = first + quota.taken, list[int]()
         arrived: dict[int, Episode] = {}
         while quota.open:
             for place in self._places:
                 if place.task is None and again:
-                    self._begin(place, again.pop())
+                    number = again.pop()
+                    self._begin(place, number, start(number))
                 elif place.task is None and begun < first + quota.planned:
-                    self._begin(place, begun)
+                    self._begin(place, begun, start(begun))
                     begun += 1
             worker = self._crew.wait([place.worker for place in self._places if place.task is not None])
             place = next(place for place in self._places if place.worker is worker)
+            assert place.task is not None
             number, place.task = place.task, None
-            assert number is not None
             try:
                 answer = _checked(worker.answer())
             except WorkerDiedError as error:
@@ -157,10 +165,10 @@ class Pool:
         worker.send(self._start, True)
         return worker
 
-    def _begin(self, place: _Place, number: int) -> None:
+    def _begin(self, place: _Place, number: int, start: Mapping[str, Any] | None) -> None:
         if not place.loaded:
             place.worker.send(self._weights, False)
-        place.worker.send(self._crew.shared(pack({"op": "episode", "number": number})), True)
+        place.worker.send(self._crew.shared(pack({"op": "episode", "number": number, "start": start})), True)
         place.task, place.loaded = number, True
 
     def _replace(self, place: _Place, number: int, error: WorkerDiedError) -> None:
@@ -194,8 +202,10 @@ def _checked(answer: bytes) -> bytes:
 
 
 @contextmanager
-def open_pool(workers: Workers, config: PPOConfig, seed: int, sizes: ObservationSizes) -> Iterator[Pool]:
-    """The workers of a training, which end with the block, however it is left."""
+def open_pool(
+    workers: Workers, config: PPOConfig, seed: int, sizes: ObservationSizes, policy: str = "two-step"
+) -> Iterator[Pool]:
+    """The workers of a training, which end with the block, however it is left; `policy`: one of `worker.POLICIES`."""
     crew: Crew
     if workers.ray is None:
         from rlflow_tvm.agents.processes import ProcessCrew
@@ -212,6 +222,7 @@ def open_pool(workers: Workers, config: PPOConfig, seed: int, sizes: Observation
         "arguments": dict(workers.arguments),
         "config": config.as_dict(),
         "seed": seed,
+        "policy": policy,
     }
     pool = Pool(crew, pack(start), sizes)
     try:

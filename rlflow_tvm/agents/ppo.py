@@ -17,6 +17,8 @@ from rlflow_tvm.agents.policy import PolicyOutput, SitePolicy, TwoStepPolicy
 from rlflow_tvm.agents.rollout import Episode, Minibatch, RewardScale, RolloutBuffer
 from rlflow_tvm.errors import AgentError
 
+_KEPT = 0.8  # of the units of values, from update to update
+_LEAST_DEVIATION = 1e-3
 _ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -74,6 +76,8 @@ class PPO:
             for episode in episodes:
                 self.reward_scale.add(np.asarray(episode.rewards), config.gamma)
         buffer = RolloutBuffer(episodes, config.gamma, config.gae_lambda, self.reward_scale.deviation)
+        if config.normalise_values and np.isfinite(buffer.returns).all():  # else the gradient says what is wrong
+            self._normalise_values(buffer.returns)
         steps: list[dict[str, float]] = []
         for _ in range(config.n_epochs):
             first_of_epoch = len(steps)
@@ -89,6 +93,15 @@ class PPO:
             "reward_scale": self.reward_scale.deviation,
         }
 
+    def _normalise_values(self, returns: np.ndarray) -> None:
+        """Follow the mean and the deviation of the returns (T,), so that the value loss means the same at all times."""
+        policy = self.policy
+        mean, deviation = float(returns.mean()), max(float(returns.std()), _LEAST_DEVIATION)
+        policy.normalise_values(
+            _KEPT * float(policy.value_mean) + (1 - _KEPT) * mean,
+            _KEPT * float(policy.value_deviation) + (1 - _KEPT) * deviation,
+        )
+
     def _gradient_step(self, part: Minibatch) -> dict[str, float]:
         config = self.config
         batch = self.policy.collate(part.observations)
@@ -97,9 +110,10 @@ class PPO:
         log_probs = output.log_probs.index_select(0, chosen)
         old_log_probs = torch.from_numpy(part.log_probs).float()
         advantages = torch.from_numpy(part.advantages).float()
+        unit = self.policy.value_deviation
         losses = {
             "policy_loss": clipped_loss(log_probs, old_log_probs, advantages, config.clip_range),
-            "value_loss": functional.mse_loss(output.values, torch.from_numpy(part.returns).float()),
+            "value_loss": functional.mse_loss(output.values / unit, torch.from_numpy(part.returns).float() / unit),
             "entropy": output.entropy.mean(),
         }
         total = losses["policy_loss"] + config.vf_coef * losses["value_loss"] - config.ent_coef * losses["entropy"]

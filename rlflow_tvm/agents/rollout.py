@@ -44,6 +44,7 @@ class Episode:
     terminated: bool = False
     truncated: bool = False
     last_value: float = 0.0
+    remembered: bool = False  # whether it began at a remembered graph
     summary: dict[str, Any] = field(default_factory=dict)  # JSON: what the last info tells of the episode
 
     def __len__(self) -> int:

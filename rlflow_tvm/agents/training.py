@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 
 from rlflow_tvm.agents import checkpoint, progress
 from rlflow_tvm.agents.act import check_sizes
+from rlflow_tvm.agents.archive import Archive
 from rlflow_tvm.agents.collect import Quota, collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import ObservationSizes
@@ -41,8 +43,8 @@ class TrainingResult:
     env_steps: int
     episodes: int
     updates: int
-    mean_return: float | None  # of the last update's episodes
-    mean_length: float | None  # of the same
+    mean_return: float | None  # of the last update's episodes that began at the start
+    mean_length: float | None  # of all episodes of the last update
     best_return: float | None
     best_run_secs: float | None
     wall_secs: float
@@ -63,15 +65,16 @@ class _Counts:
 
     def add(self, episodes: list[Episode]) -> None:
         """Take in one update's episodes."""
-        returns = [episode.total_reward for episode in episodes]
+        # from a remembered graph less is to be gained than from the start
+        returns = [episode.total_reward for episode in episodes if not episode.remembered]
         times = [episode.best_run_secs for episode in episodes] + [self.best_run_secs]
         steps = sum(len(episode) for episode in episodes)
         self.env_steps += steps
         self.episodes += len(episodes)
         self.updates += 1
-        self.mean_return = math.fsum(returns) / len(returns)
+        self.mean_return = math.fsum(returns) / len(returns) if returns else self.mean_return
         self.mean_length = steps / len(episodes)
-        self.best_return = max(returns if self.best_return is None else [*returns, self.best_return])
+        self.best_return = max([*returns, *([] if self.best_return is None else [self.best_return])], default=None)
         self.best_run_secs = min((secs for secs in times if secs is not None), default=None)
 
 
@@ -126,16 +129,17 @@ def train(
     identity = json.loads(json.dumps({"config": config.as_dict(), "seed": seed, "metadata": dict(metadata or {})}))
     with torch_settings(config.threads):
         learner, counts = PPO(sizes, config, seed), _Counts()
+        archive = Archive(config.remembered, config.remembered_share)
         path = folder / checkpoint.FILE_NAME
         if resume:
-            counts = _restore(path, learner, identity)
+            counts = _restore(path, learner, archive, identity)
         else:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise AgentError(f"{folder}: cannot be made ({error.strerror}); give another output folder") from error
             # at once, so that a training killed in its first update can be resumed too
-            _save(path, learner, identity, counts)
+            _save(path, learner, archive, identity, counts)
         started = time.monotonic() - counts.wall_secs
         saved_at = time.monotonic()
         with ProgressLog(folder, counts.updates, counts.env_steps) as log, ExitStack() as stack:
@@ -152,10 +156,11 @@ def train(
                 pool = stack.enter_context(open_pool(workers, config, seed, sizes))
             while counts.env_steps < total_steps:
                 quota = Quota(config.steps_per_update, counts.mean_length)
+                start = partial(archive.start, seed)
                 rollout = (
-                    _rollout(env, learner.policy, seed, counts.episodes, quota, steps_done)
+                    _rollout(env, learner.policy, seed, counts.episodes, quota, steps_done, start)
                     if pool is None
-                    else pool.collect(policy_tensors(learner.policy), counts.episodes, quota, steps_done)
+                    else pool.collect(policy_tensors(learner.policy), counts.episodes, quota, steps_done, start)
                 )
                 episodes = []
                 for episode in rollout:
@@ -166,10 +171,12 @@ def train(
                     on_work("learning")
                 losses = learner.update(episodes)
                 counts.add(episodes)
+                for episode in episodes:  # not before: all of an update's episodes choose from the same graphs
+                    archive.add(episode)
                 counts.wall_secs = time.monotonic() - started
                 log.write({**_line(counts), **losses})
                 if time.monotonic() - saved_at >= checkpoint_secs or counts.env_steps >= total_steps:
-                    _save(path, learner, identity, counts)
+                    _save(path, learner, archive, identity, counts)
                     saved_at = time.monotonic()
     return TrainingResult(checkpoint=path, **dataclasses.asdict(counts))
 
@@ -181,11 +188,12 @@ def _rollout(
     first: int,
     quota: Quota,
     on_step: Callable[[int], None],
+    start: Callable[[int], Mapping[str, Any] | None],
 ) -> Iterator[Episode]:
     """An update's episodes, from number `first` on, collected here; `on_step(1)` follows each step."""
     while quota.open:
-        rng = episode_rng(seed, first + quota.taken)
-        episode = collect_episode(env, policy, rng, lambda: on_step(1))
+        number = first + quota.taken
+        episode = collect_episode(env, policy, episode_rng(seed, number), lambda: on_step(1), start(number))
         quota.add(len(episode))
         yield episode
 
@@ -222,22 +230,24 @@ def _line(counts: _Counts) -> dict[str, Any]:
     return {"update": values.pop("updates"), **values}
 
 
-def _save(path: Path, learner: PPO, identity: Mapping[str, Any], counts: _Counts) -> None:
+def _save(path: Path, learner: PPO, archive: Archive, identity: Mapping[str, Any], counts: _Counts) -> None:
     description = {
         "agent": "ppo",
         **identity,
         "sizes": dataclasses.asdict(learner.sizes),
         "learner": learner.numbers(),
+        "archive": archive.kept,
         "counts": dataclasses.asdict(counts),
     }
     checkpoint.save_checkpoint(path, learner.tensors(), description)
 
 
-def _restore(path: Path, learner: PPO, identity: Mapping[str, Any]) -> _Counts:
-    """Put a checkpoint's state into the learner, once it is clear that it belongs to the same training."""
+def _restore(path: Path, learner: PPO, archive: Archive, identity: Mapping[str, Any]) -> _Counts:
+    """Put a checkpoint's state into learner and archive, once it is clear that it belongs to the same training."""
     tensors, description = checkpoint.load_checkpoint(path)
     refuse_differences(path, description, identity, learner.sizes)
     learner.restore(tensors, description["learner"])
+    archive.kept = description["archive"]
     return _Counts(**description["counts"])
 
 

@@ -1,9 +1,9 @@
 """A rollout worker's side: an environment and a policy in a process of their own, which collect episodes when asked.
 
 Requests and answers are messages (see `messages`) with an "op":
-- "start": `factory`, `arguments`, `config`, `seed`: once, first; answered with the sizes of the observations
+- "start": `factory`, `arguments`, `config`, `seed`, `policy`: once, first; answered with the sizes of the observations
 - "load": the policy's tensors; not answered
-- "episode": `number`; answered with the episode
+- "episode": `number`, `start` as `collect_episode` takes it; answered with the episode
 An answer may be {"error": ...} instead, one line that a user can mend, or {"bug": ...}, a traceback.
 """
 
@@ -15,7 +15,7 @@ import os
 import select
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,9 +26,14 @@ from rlflow_tvm.agents.collect import collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.messages import pack, pack_episode, unpack
 from rlflow_tvm.agents.observation import ObservationSizes
-from rlflow_tvm.agents.policy import TwoStepPolicy
+from rlflow_tvm.agents.policy import SitePolicy, TwoStepPolicy, UniformPolicy
 from rlflow_tvm.agents.ppo import load_policy_tensors
 from rlflow_tvm.errors import AgentError, RlflowError
+
+POLICIES: dict[str, Callable[[ObservationSizes, PPOConfig], SitePolicy[Any, Any]]] = {
+    "two-step": lambda sizes, config: TwoStepPolicy(sizes, config.hidden, config.rounds),
+    "uniform": lambda sizes, _config: UniformPolicy(sizes),
+}
 
 
 class RolloutWorker:
@@ -48,7 +53,7 @@ class RolloutWorker:
             if not self._loaded:  # the error was an answer that nobody waits for
                 raise AgentError("workers: the policy does not fit theirs; use the same rlflow_tvm on all machines")
             rng = episode_rng(self._seed, message["number"])
-            return pack_episode(collect_episode(self._env, self._policy, rng))
+            return pack_episode(collect_episode(self._env, self._policy, rng, start=message["start"]))
         except RlflowError as error:
             return pack({"error": str(error)})
         except Exception:  # noqa: BLE001  process boundary: the training raises it
@@ -60,7 +65,7 @@ class RolloutWorker:
         self._seed = int(message["seed"])
         self._env = make_env(message["factory"], message["arguments"])
         sizes = ObservationSizes.from_space(self._env.observation_space)
-        self._policy, self._loaded = TwoStepPolicy(sizes, config.hidden, config.rounds), False
+        self._policy, self._loaded = POLICIES[message["policy"]](sizes, config), False
         return pack({"sizes": dataclasses.asdict(sizes)})
 
 

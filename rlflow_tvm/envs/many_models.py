@@ -12,13 +12,15 @@ import numpy as np
 
 from rlflow_tvm.envs.rewriting import GraphRewriteEnv
 from rlflow_tvm.errors import EnvError
+from rlflow_tvm.passes import Plan
 
 
 class ManyModelsEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
     """Chooses one environment at each reset, uniformly by the reset's seed, so that a resumed training meets the same.
 
     `model` is the name of the one in use, `current` the environment itself. All must have the same rules. The last info
-    of an episode holds as `episode` its cheapest graph: {"model", "run_secs", "plan"}, the plan's fields as JSON.
+    of an episode holds as `episode` its cheapest graph, measured: {"model", "run_secs", "plan"}, the plan's fields as
+    JSON. As `reset`'s option "start" it is where an episode begins.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own convention
@@ -40,16 +42,24 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         super().reset(seed=seed)
-        self.model = list(self._envs)[int(self.np_random.integers(len(self._envs)))]
+        start = (options or {}).get("start")
+        drawn = list(self._envs)[int(self.np_random.integers(len(self._envs)))]
+        self.model = drawn if start is None else start["model"]
+        if self.model not in self._envs:
+            raise EnvError(
+                f"reset: there is no model {self.model} here to start from; there are: {', '.join(self._envs)}"
+            )
+        reset = self.current.reset(seed=seed, options=None if start is None else {"plan": Plan.of(start["plan"])})
         self._best = math.inf, self.current.state
-        return self.current.reset(seed=seed, options=options)
+        return reset
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.current.step(action)
         if info["run_secs"] < self._best[0]:
             self._best = info["run_secs"], self.current.state
         if terminated or truncated:
-            run_secs, state = self._best
+            state = self._best[1]
+            run_secs = self.current.problem.cost(state, measured=True).run_secs
             info["episode"] = {"model": self.model, "run_secs": run_secs, "plan": dataclasses.asdict(state.plan)}
         return observation, reward, terminated, truncated, info
 

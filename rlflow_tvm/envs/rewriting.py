@@ -27,7 +27,7 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
     the graph as it is. An episode is `terminated` by stop, when no rule applies any more, or when the graph costs more
     than `limit` times the first one (TASO's search gives such graphs up too); the cost then counts as just that. It is
     `truncated` after `horizon` steps. The state is the start module and the actions since: `replay` and `fork` build
-    on that.
+    on that, and `reset`'s option "plan" begins an episode, with its whole horizon, at a plan's end.
 
     `reward`: a name in `rewards.REWARDS`, or a reward of one's own. `target` may be given as a `CostModel`, to share
     its measurements between environments; `problem`, in place of module, target and rules, shares the start state too.
@@ -101,6 +101,9 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         super().reset(seed=seed)
         self._begin()
+        if options and "plan" in options:
+            self.replay(options["plan"])
+            self._steps = 0
         return observe(self.state), self._info("reset")
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:

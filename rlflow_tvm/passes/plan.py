@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rlflow_tvm.errors import PlanError
 
@@ -24,6 +26,11 @@ class Plan:
     start_hash: int
     end_hash: int
     lanes: int
+
+    @staticmethod
+    def of(fields: Mapping[str, Any]) -> Plan:
+        """The plan that `dataclasses.asdict` made `fields` of, JSON in between or not."""
+        return Plan(**{**fields, "actions": tuple(fields["actions"])})
 
     def __len__(self) -> int:
         return len(self.actions)

@@ -31,6 +31,7 @@ SEARCHES: dict[str, Callable[[int], _Made]] = {
     "backtracking": lambda _seed: Backtracking(),
     "beam": lambda _seed: Beam(),
     "random": lambda seed: RandomSearch(seed=seed),
+    "random-restarts": lambda seed: RandomSearch(seed=seed, remembered=16),
     "family": lambda _seed: FamilySearch(),
     "variable-depth": lambda _seed: VariableDepth(),
 }

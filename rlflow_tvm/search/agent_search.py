@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,41 +13,59 @@ from rlflow_tvm.envs import GraphRewriteEnv, RewriteProblem
 from rlflow_tvm.search.budget import Budget
 from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
 
+_AT_ONCE = 16
+
 
 class Policy(Protocol):
     """What is needed of an agent (`rlflow_tvm.agents.Agent` has it)."""
 
-    def begin(self) -> None: ...
-    def act(self, observation: dict[str, Any], deterministic: bool, rng: np.random.Generator) -> np.ndarray: ...
+    def begin(self, number: int = 1) -> None: ...
+    def act(self, observation: dict[str, Any], deterministic: bool) -> np.ndarray: ...
+    def draw(
+        self, observations: Sequence[dict[str, Any]], rng: np.random.Generator, episodes: Sequence[int]
+    ) -> np.ndarray: ...
 
 
 @dataclass
 class AgentSearch:
     """One episode of the policy's most likely actions, then `samples` episodes of sampled ones, or with a budget as
-    many as it allows."""
+    many as it allows; those go on together, a step of each in turn."""
 
     policy: Policy
     seed: int = 0
-    samples: int = 4
+    samples: int = _AT_ONCE
     horizon: int = 200
     budget: Budget | None = None
 
     def run(self, problem: RewriteProblem, progress: Progress | None = None) -> SearchResult:
         """Search from `problem.start`; deterministic for given seed, weights and costs."""
         rng = np.random.default_rng(self.seed)
-        episodes = range(1 + self.samples) if self.budget is None else itertools.count()
+        left = self.samples if self.budget is None else math.inf
         best = Incumbent(problem, self.budget or Budget(self.horizon * (1 + self.samples)), progress)
-        env = GraphRewriteEnv(problem=problem, horizon=self.horizon)
-        for episode in episodes:
-            observation, _ = env.reset(seed=self.seed + episode)
-            self.policy.begin()
-            over = best.exhausted
-            if over:
-                break
-            while not over:
-                action = self.policy.act(observation, deterministic=episode == 0, rng=rng)
+        self._play(best, None, 1)
+        while left > 0 and not best.exhausted:
+            number = int(min(left, _AT_ONCE))
+            self._play(best, rng, number)
+            left -= number
+        return best.result()
+
+    def _play(self, best: Incumbent, rng: np.random.Generator | None, number: int) -> None:
+        """So many episodes at once; the likeliest actions of one without a generator."""
+        envs = [GraphRewriteEnv(problem=best.problem, horizon=self.horizon) for _ in range(number)]
+        seen = {episode: env.reset(seed=self.seed)[0] for episode, env in enumerate(envs)}
+        self.policy.begin(number)
+        while seen and not best.exhausted:
+            if rng is None:
+                actions = np.stack([self.policy.act(seen[0], deterministic=True)])
+            else:
+                actions = self.policy.draw(list(seen.values()), rng, list(seen))
+            for episode, action in zip(list(seen), actions, strict=True):
+                if best.exhausted:
+                    break
+                env = envs[episode]
                 observation, _, terminated, truncated, _ = env.step(action)
                 best.offer(env.state, env.run_secs)
                 best.report()
-                over = terminated or truncated or best.exhausted
-        return best.result()
+                seen[episode] = observation
+                if terminated or truncated:
+                    del seen[episode]

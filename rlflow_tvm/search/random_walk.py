@@ -1,7 +1,8 @@
-"""Random search: uniformly random legal moves, from the start again and again."""
+"""Random search: uniformly random legal moves, from the start again and again, or from the best graphs met too."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,20 +22,25 @@ DEFAULT_WALKS = Budget(1_000)
 class RandomSearch:
     """Walks of at most `horizon` moves: first a rule among those that apply, then one of its sites, both uniformly.
 
-    `stop` is one more rule, as it is for an agent whose policy is uniform under the masks.
+    `stop` is one more rule, as it is for an agent whose policy is uniform under the masks. With `remembered`, half of
+    the walks begin at one of so many cheapest graphs met (as in Go-Explore, Ecoffet et al. 2021): what is left of an
+    agent that does so too when it learns nothing.
     """
 
     seed: int = 0
     horizon: int = 200
+    remembered: int = 0
     budget: Budget = DEFAULT_WALKS
 
     def run(self, problem: RewriteProblem, progress: Progress | None = None) -> SearchResult:
         """Search from `problem.start` until the budget is spent; deterministic for given seed and costs."""
         rng = np.random.default_rng(self.seed)
         best = Incumbent(problem, self.budget, progress)
+        kept: list[tuple[float, GraphState]] = []  # cheapest first, no two of one cost
         while not best.exhausted:
-            state = problem.start
+            state = kept[int(rng.integers(len(kept)))][1] if kept and rng.random() < 0.5 else problem.start
             before = best.spent
+            lowest = math.inf, state
             for _ in range(self.horizon):
                 action = random_action(state, rng)
                 if action is None or best.exhausted:
@@ -45,6 +51,11 @@ class RandomSearch:
                 state, cost = following
                 best.offer(state, cost.run_secs)
                 best.report()
+                lowest = min(lowest, (cost.run_secs, state), key=lambda each: each[0])
+            if self.remembered and lowest[0] < math.inf:
+                secs = problem.cost(lowest[1], measured=True).run_secs
+                if secs not in [each[0] for each in kept]:
+                    kept = sorted([*kept, (secs, lowest[1])], key=lambda each: each[0])[: self.remembered]
             if best.spent == before and not any(problem.start.sites.values()):
                 break  # nothing applies to the start graph: no walk will ever move
         return best.result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from rlflow_tvm.agents.act import Agent
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import ObservationSizes, collate
+from rlflow_tvm.agents.policy import TwoStepPolicy
 from rlflow_tvm.agents.ppo import PPO, approximate_kl, clipped_loss
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.training import train
@@ -90,6 +92,7 @@ def one_step_episodes(learner, observation, reward_of):
 
 def test_an_update_makes_what_paid_likelier_and_learns_the_values(sizes, random_observation):
     config = PPOConfig(hidden=16, rounds=1, minibatch_size=40, n_epochs=8, learning_rate=3e-3, scale_rewards=False)
+    config = dataclasses.replace(config, normalise_values=False)  # in whose units the loss would be told
     with torch.random.fork_rng(devices=[]):
         learner = PPO(sizes, config, seed=0)
     observation = random_observation(np.random.default_rng(0), sites=6)
@@ -104,6 +107,34 @@ def test_an_update_makes_what_paid_likelier_and_learns_the_values(sizes, random_
     assert probability() > 2 * before
     assert losses[-1]["value_loss"] < losses[0]["value_loss"]
     assert losses[0]["gradient_steps"] == 8
+
+
+def test_new_units_of_values_leave_the_values_as_they_are(sizes, random_observation):
+    policy = TwoStepPolicy(sizes, 16, 1)
+    seen = [random_observation(np.random.default_rng(seed)) for seed in range(5)]
+    before = [policy.value(each) for each in seen]
+    for mean, deviation in ((3.0, 0.5), (-20.0, 40.0)):
+        policy.normalise_values(mean, deviation)
+        assert [policy.value(each) for each in seen] == pytest.approx(before, abs=1e-4)
+    with torch.no_grad():
+        told = policy.value_head(policy.value_body(policy.encoder(collate(seen))[1])).squeeze(1)
+    assert (told * 40.0 - 20.0).tolist() == pytest.approx(before, abs=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e4])
+def test_values_of_any_size_are_learnt_as_fast(scale, sizes, random_observation):
+    config = PPOConfig(hidden=16, rounds=1, minibatch_size=40, n_epochs=8, learning_rate=3e-3, scale_rewards=False)
+    with torch.random.fork_rng(devices=[]):
+        learner = PPO(sizes, config, seed=0)
+    seen = [random_observation(np.random.default_rng(seed), sites=6) for seed in range(2)]
+    for _ in range(40):
+        each = [
+            one_step_episodes(learner, observation, lambda _site, p=paid: scale * (1 + p))
+            for paid, observation in enumerate(seen)
+        ]
+        learner.update(each[0] + each[1])
+    told = [learner.policy.value(observation) / scale for observation in seen]
+    assert told == pytest.approx([1.0, 2.0], abs=0.4)
 
 
 def test_target_kl_ends_the_epochs_early(sizes, random_observation):

@@ -78,6 +78,8 @@ class ToyRewriteEnv(gymnasium.Env):
         horizon: steps until truncation.
         num_locations: L.
         random_start: draw length (3 .. length) and bonds anew at each reset; else bonds alternate, strong first.
+
+    The last info tells the cheapest chain as `episode`, and `reset` takes it as its option "start".
     """
 
     def __init__(self, length: int = 6, horizon: int = 20, num_locations: int = 8, random_start: bool = False) -> None:
@@ -103,6 +105,10 @@ class ToyRewriteEnv(gymnasium.Env):
             length = int(self.np_random.integers(3, self.length + 1))
             bonds = tuple(int(bond) for bond in self.np_random.integers(0, 2, length - 1))
         self.state, self.steps = ((RED,) * length, bonds), 0
+        if options and "start" in options:
+            colours, found = options["start"]["plan"]
+            self.state = tuple(colours), tuple(found)
+        self.cheapest = self.state
         return self._observation(), {"run_secs": cost(self.state) * 1e-3, "rule": "reset"}
 
     def step(self, action: Any) -> tuple[dict, float, bool, bool, dict]:
@@ -118,8 +124,13 @@ class ToyRewriteEnv(gymnasium.Env):
                 terminated = not any(sites(self.state))
             else:
                 reward = -100.0
-        info = {"run_secs": cost(self.state) * 1e-3, "rule": name}
-        return self._observation(), reward, terminated, not terminated and self.steps >= self.horizon, info
+        info: dict[str, Any] = {"run_secs": cost(self.state) * 1e-3, "rule": name}
+        self.cheapest = min(self.cheapest, self.state, key=cost)
+        truncated = not terminated and self.steps >= self.horizon
+        if terminated or truncated:
+            plan = [list(part) for part in self.cheapest]
+            info["episode"] = {"model": "toy", "run_secs": cost(self.cheapest) * 1e-3, "plan": plan}
+        return self._observation(), reward, terminated, truncated, info
 
     def _observation(self) -> dict[str, Any]:
         colours, bonds = self.state

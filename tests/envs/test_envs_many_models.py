@@ -75,9 +75,49 @@ def test_the_last_info_holds_the_cheapest_graph_of_the_episode(env):
         told = info["episode"]
         assert (told["model"], told["run_secs"]) == (env.model, secs)
         stored = json.loads(json.dumps(told["plan"]))
-        assert Plan(**{**stored, "actions": tuple(stored["actions"])}) == plan
+        assert Plan.of(stored) == plan
         seen.add(len(plan))
     assert len(seen) > 1
+
+
+def test_what_is_told_of_the_cheapest_graph_is_measured_where_steps_are_predicted():
+    problem = RewriteProblem(MODELS["algebra"](), FakeCostModel(wrong_by=0.4), default_rules(LANES))
+    env = ManyModelsEnv({"one": GraphRewriteEnv(problem=problem, horizon=5)})
+    rng, wrong = np.random.default_rng(0), 0
+    for seed in range(6):
+        observation, info = env.reset(seed=seed)
+        found, over = [], False
+        while not over:
+            actions = np.argwhere(observation["location_mask"])
+            observation, _, terminated, truncated, info = env.step(actions[rng.integers(len(actions))])
+            found.append((info["run_secs"], env.current.state))
+            over = terminated or truncated
+        told, state = min(found, key=lambda pair: pair[0])
+        assert info["episode"]["run_secs"] == problem.cost(state, measured=True).run_secs
+        wrong += info["episode"]["run_secs"] != told
+    assert wrong
+
+
+def test_an_episode_begins_at_a_remembered_graph(env):
+    """With its whole horizon, and rewards for what is cheaper than that graph alone."""
+    rng = np.random.default_rng(0)
+    observation, _ = env.reset(seed=3)
+    over = False
+    while not over:
+        actions = np.argwhere(observation["location_mask"][:-1])
+        observation, _, terminated, truncated, info = env.step(actions[rng.integers(len(actions))])
+        over = terminated or truncated
+    start = json.loads(json.dumps(info["episode"]))
+    for seed in range(4):
+        _, first = env.reset(seed=seed, options={"start": start})
+        assert (env.model, first["run_secs"]) == (start["model"], start["run_secs"])
+        assert env.current.plan == Plan.of(start["plan"])
+        assert env.current.best_cost.run_secs == min(start["run_secs"], env.current.problem.start_secs)
+        assert env.current._steps == 0
+    env.reset(seed=3)
+    assert len(env.current.plan) == 0
+    with pytest.raises(EnvError, match="no model other here"):
+        env.reset(seed=0, options={"start": {**start, "model": "other"}})
 
 
 def test_no_models_are_refused():

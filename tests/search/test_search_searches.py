@@ -59,18 +59,22 @@ class Scripted:
 
     def __init__(self, rules: tuple[str, ...], names: tuple[str, ...]) -> None:
         self.rules, self.names = rules, names
-        self.asked: list[bool] = []
+        self.acted = 0
+        self.drawn: list[list[int]] = []  # the episodes asked for, each time
+        self.begun: list[int] = []
         self._next = 0
 
-    def begin(self) -> None:
-        """Nothing is remembered."""
+    def begin(self, number: int = 1) -> None:
+        self.begun.append(number)
 
-    def act(self, observation: dict[str, Any], deterministic: bool, rng: np.random.Generator) -> np.ndarray:
-        self.asked.append(deterministic)
-        mask = observation["location_mask"]
-        if not deterministic:
-            actions = np.argwhere(mask)
-            return actions[int(rng.integers(len(actions)))]
+    def draw(self, observations: Any, rng: np.random.Generator, episodes: Any) -> np.ndarray:
+        self.drawn.append(list(episodes))
+        legal = [np.argwhere(each["location_mask"]) for each in observations]
+        return np.stack([actions[int(rng.integers(len(actions)))] for actions in legal])
+
+    def act(self, observation: dict[str, Any], deterministic: bool) -> np.ndarray:
+        assert deterministic
+        self.acted += 1
         rule = self.names.index(self.rules[self._next]) if self._next < len(self.rules) else len(self.names)
         self._next += 1
         return np.array([rule, 0])
@@ -263,12 +267,15 @@ def test_agent_search_follows_the_policy_once_then_samples():
     policy = Scripted(script, tuple(rule.name for rule in problem.ruleset.rules))
     result = AgentSearch(policy, samples=0).run(problem)
     assert tuple(action.split("@")[0] for action in result.plan.actions) == script
-    assert policy.asked == [True] * len(script)  # then nothing is left to rewrite
+    assert policy.acted == len(script)  # then nothing is left to rewrite
     sampling = Scripted((), policy.names)
-    AgentSearch(sampling, samples=3, horizon=5).run(problem_of(conv_chain(), LAYOUT))
-    assert sampling.asked[0] is True
-    assert not any(sampling.asked[1:])
-    assert 3 <= len(sampling.asked[1:]) <= 15
+    AgentSearch(sampling, samples=19, horizon=5).run(problem_of(conv_chain(), LAYOUT))
+    assert (sampling.acted, sampling.begun) == (1, [1, 16, 3])
+    assert [episodes for episodes in sampling.drawn if len(episodes) == 16] == [list(range(16))]
+    assert all(set(episodes) <= set(range(16)) for episodes in sampling.drawn)
+    limited = Scripted((), policy.names)
+    found = AgentSearch(limited, horizon=5, budget=Budget(40)).run(problem_of(conv_chain(), LAYOUT))
+    assert found.env_steps == 40
 
 
 def test_agent_search_hands_back_the_best_state_not_the_last():

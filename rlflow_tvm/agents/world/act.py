@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,15 @@ from rlflow_tvm.agents.checkpoint import load_checkpoint
 from rlflow_tvm.agents.observation import ObservationSizes
 from rlflow_tvm.agents.ppo import load_parameters, load_policy_tensors
 from rlflow_tvm.agents.world.config import WorldModelConfig
-from rlflow_tvm.agents.world.controller import Controller, Eyes
+from rlflow_tvm.agents.world.controller import Eyes, SeeingPolicy
 from rlflow_tvm.agents.world.training import make_controller, make_model
 
 
 class WorldAgent:
     """A controller with the world model that it sees through. It remembers what it did: `begin` before each episode."""
 
-    def __init__(
-        self, controller: Controller, eyes: Eyes, sizes: ObservationSizes, metadata: Mapping[str, Any]
-    ) -> None:
-        self.policy, self._eyes, self.sizes, self.metadata = controller.eval(), eyes, sizes, dict(metadata)
+    def __init__(self, policy: SeeingPolicy, sizes: ObservationSizes, metadata: Mapping[str, Any]) -> None:
+        self.policy, self.sizes, self.metadata = policy, sizes, dict(metadata)
 
     @staticmethod
     def load(path: str | Path, observation_space: spaces.Space[Any] | None = None) -> WorldAgent:
@@ -37,18 +35,23 @@ class WorldAgent:
         config = WorldModelConfig.from_dict(description["config"])
         with torch.random.fork_rng(devices=[]):  # the parameters drawn here are overwritten at once
             model, controller = make_model(sizes, config), make_controller(sizes, config)
-        load_parameters(model, tensors, "world")
+        load_parameters(model, tensors, "agent.world")
         load_policy_tensors(controller, tensors)
-        return WorldAgent(controller, Eyes(sizes, model.eval().vision, model.memory), sizes, description["metadata"])
+        eyes = Eyes(sizes, model.eval().vision, model.memory)
+        return WorldAgent(SeeingPolicy(controller.eval(), eyes), sizes, description["metadata"])
 
-    def begin(self) -> None:
-        """A new episode."""
-        self._eyes.begin()
+    def begin(self, number: int = 1) -> None:
+        """A new episode, or several at once."""
+        self.policy.begin(number)
 
     def act(
         self, observation: Mapping[str, Any], deterministic: bool = True, rng: np.random.Generator | None = None
     ) -> np.ndarray:
         """See `agents.act.Agent.act`; the action is taken to be done."""
-        action = act_with(self.policy, self._eyes.see(observation), deterministic, rng)
-        self._eyes.acted(int(action[0]), int(action[1]))
-        return action
+        return act_with(self.policy, observation, deterministic, rng)
+
+    def draw(
+        self, observations: Sequence[Mapping[str, Any]], rng: np.random.Generator, episodes: Sequence[int]
+    ) -> np.ndarray:
+        """See `agents.act.Agent.draw`; the actions are taken to be done."""
+        return self.policy.draw([self.policy.compact(each) for each in observations], rng, episodes)

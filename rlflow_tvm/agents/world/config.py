@@ -12,7 +12,7 @@ from rlflow_tvm.errors import AgentError
 
 
 def _controller() -> PPOConfig:
-    return PPOConfig(minibatch_size=256, steps_per_update=1024, learning_rate=1e-3, ent_coef=0.005)
+    return PPOConfig(minibatch_size=256, learning_rate=1e-3, ent_coef=0.005)
 
 
 @dataclass(frozen=True)
@@ -25,18 +25,23 @@ class WorldModelConfig:
         rounds: message rounds of V's encoder.
         memory: width of M's LSTM.
         gaussians: of M's mixture.
+        members: Ms, learnt alike but for what is random. Dreams follow the first; a dream pays what the most cautious
+            of them foresees, and ends where they disagree as they hardly do on real episodes.
         learning_rate: of V and of M at first; it falls with the square of what is left (RLFlow's polynomial decay).
-        vision_steps: gradient steps of V, on `vision_batch` graphs each.
-        memory_steps: gradient steps of M, on `memory_batch` whole episodes each.
-        held_out: share of the random episodes that nothing is learnt from, to score M by.
-        random_share: of the real environment's steps, those of the random agent; the rest are for the controller's
-            evaluations.
+        vision_steps: gradient steps of V at most, on `vision_batch` graphs each.
+        memory_steps: gradient steps of M at most, on `memory_batch` whole episodes each.
+        patience: gradient steps without a better V or M, by the episodes held out, after which it has learnt enough;
+            the best one is kept.
+        held_out: share of the random episodes that nothing is learnt from, to judge V and M by.
+        random_share: of the real environment's steps, those of the random agent; the rest are the controller's.
+        remembered_share: of the real episodes, those that begin at a remembered graph rather than at the start.
+        remembered: graphs of each model that are remembered, the cheapest.
+        iterations: of learning V and M, then the controller in dreams, then trying it in the real environment. V and M
+            learn from those episodes too; the controller that did best there is the agent in the end.
         temperature: tau of the dreams.
-        dream_horizon: steps until a dream is truncated.
+        dream_horizon: steps until a dream is truncated. Dreams begin all along real episodes: they need not be long.
         dreams: at once, in an update of the controller.
-        controller_updates: of PPO in dreams.
-        evaluate_every: updates between episodes of the controller in the real environment; the controller that did
-            best there is the agent in the end.
+        controller_updates: of PPO in dreams, in each iteration.
         controller: PPO's settings in dreams; `hidden` is the controller's width, `rounds` means nothing.
         threads: torch's.
     """
@@ -46,29 +51,48 @@ class WorldModelConfig:
     rounds: int = 3
     memory: int = 256
     gaussians: int = 8
+    members: int = 3
     learning_rate: float = 1e-3
-    vision_steps: int = 2000
+    vision_steps: int = 1000
     vision_batch: int = 64
     memory_steps: int = 2000
     memory_batch: int = 16
+    patience: int = 300
     held_out: float = 0.1
-    random_share: float = 0.8
+    random_share: float = 0.5
+    remembered_share: float = 0.75
+    remembered: int = 16
+    iterations: int = 4
     temperature: float = 1.0
-    dream_horizon: int = 50
+    dream_horizon: int = 20
     dreams: int = 64
-    controller_updates: int = 100
-    evaluate_every: int = 10
+    controller_updates: int = 40
     controller: PPOConfig = field(default_factory=_controller)
     threads: int = 1
 
     def __post_init__(self) -> None:
-        whole = ("latent", "hidden", "rounds", "memory", "gaussians", "vision_steps", "vision_batch", "memory_steps")
-        for name in (*whole, "memory_batch", "dream_horizon", "dreams", "controller_updates", "evaluate_every"):
+        whole = (
+            "latent",
+            "hidden",
+            "rounds",
+            "memory",
+            "gaussians",
+            "members",
+            "remembered",
+            "iterations",
+            "vision_steps",
+            "vision_batch",
+            "memory_steps",
+            "patience",
+        )
+        for name in (*whole, "memory_batch", "dream_horizon", "dreams", "controller_updates"):
             if getattr(self, name) < 1:
                 raise AgentError(f"WorldModelConfig: {name} is {getattr(self, name)}, it must be at least 1")
         for name in ("held_out", "random_share"):
             if not 0.0 < getattr(self, name) < 1.0:
                 raise AgentError(f"WorldModelConfig: {name} is {getattr(self, name)}, it must lie between 0 and 1")
+        if not 0.0 <= self.remembered_share < 1.0:
+            raise AgentError(f"WorldModelConfig: remembered_share is {self.remembered_share}, it must lie in [0, 1)")
         if not self.learning_rate > 0.0:
             raise AgentError(f"WorldModelConfig: learning_rate is {self.learning_rate}, it must be above 0")
         if not self.temperature >= 0.0:

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import nn
 
 from rlflow_tvm.agents.observation import (
+    CompactObservation,
     ObservationSizes,
     SiteBatch,
+    actions_at,
     collate,
     collate_sites,
     compact,
@@ -70,10 +71,10 @@ class Controller(SitePolicy[LatentObservation, LatentBatch]):
         rule_logits = self.rule_head(trunk)[batch.pair_graph, batch.pair_rule]
         pairs = self.location_body(trunk[batch.pair_graph] + self.rule(batch.pair_rule))
         location_logits = self.location_head(pairs)[batch.site_pair, batch.site_locations]
-        return two_step_output(batch, rule_logits, location_logits, self.value_head(trunk).squeeze(1))
+        return two_step_output(batch, rule_logits, location_logits, self.told_value(self.value_head(trunk)))
 
     def compact(self, observation: Mapping[str, Any]) -> LatentObservation:
-        """Of what `DreamEnv` or `SeenEnv` show: {"latent", "rule_mask", "location_mask"}."""
+        """Of what `DreamEnv` shows: {"latent", "rule_mask", "location_mask"}."""
         return LatentObservation(np.asarray(observation["latent"], np.float32), *legal_sites(observation, self.sizes))
 
     def collate(self, observations: Sequence[LatentObservation]) -> LatentBatch:
@@ -86,7 +87,7 @@ class Controller(SitePolicy[LatentObservation, LatentBatch]):
 
 
 def latent_space(sizes: ObservationSizes, width: int) -> spaces.Dict:
-    """The observation space of what the controller sees."""
+    """The observation space of `DreamEnv`."""
     most = np.finfo(np.float32).max
     return spaces.Dict(
         {
@@ -97,52 +98,68 @@ def latent_space(sizes: ObservationSizes, width: int) -> spaces.Dict:
     )
 
 
-class SeenEnv(gymnasium.ObservationWrapper):
-    """A real environment as the controller sees it: graphs through V, what was done through M; masks as they are."""
-
-    def __init__(self, env: gymnasium.Env, vision: Vision, memory: Memory) -> None:
-        super().__init__(env)
-        self.eyes = Eyes(ObservationSizes.from_space(env.observation_space), vision, memory)
-        self.observation_space = latent_space(self.eyes.sizes, vision.width + memory.width)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        self.eyes.begin()
-        return super().reset(seed=seed, options=options)
-
-    def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        self.eyes.acted(int(action[0]), int(action[1]))
-        observation, reward, terminated, truncated, info = super().step(action)
-        return observation, float(reward), terminated, truncated, info
-
-    def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
-        return self.eyes.see(observation)
-
-
 class Eyes:
-    """[z, h] along one episode of a real environment."""
+    """[z, h] along episodes of a real environment, one or several at once."""
 
     def __init__(self, sizes: ObservationSizes, vision: Vision, memory: Memory) -> None:
         self.sizes, self.vision, self.memory = sizes, vision, memory
         self.begin()
 
-    def begin(self) -> None:
-        """A new episode."""
-        self._state: Recurrent = self.memory.begin(1)
-        self._latent, self._counts = torch.zeros(1, self.vision.width), torch.zeros(1, self.sizes.num_rules)
+    def begin(self, number: int = 1) -> None:
+        """So many new episodes."""
+        self._state: Recurrent = self.memory.begin(number)
 
     @torch.inference_mode()
-    def see(self, observation: Mapping[str, Any]) -> dict[str, Any]:
-        """What the controller sees of an observation."""
-        kept = compact(observation, self.sizes)
-        self._latent = self.vision(collate([kept]))
-        self._counts = torch.from_numpy(site_counts([kept], self.sizes)).float()
-        latent = torch.cat([self._latent, self._state.h], dim=1).squeeze(0).numpy()
-        return {name: observation[name] for name in ("rule_mask", "location_mask")} | {"latent": latent}
+    def see(self, kept: Sequence[CompactObservation], episodes: Sequence[int] = (0,)) -> list[LatentObservation]:
+        """What the controller sees of graphs, one of each of the episodes."""
+        self._episodes = torch.tensor(episodes)
+        self._latents = self.vision(collate(kept))
+        self._counts = torch.from_numpy(site_counts(kept, self.sizes)).float()
+        vectors = torch.cat([self._latents, self._state.h[self._episodes]], dim=1).numpy()
+        pairs = zip(vectors, kept, strict=True)
+        return [LatentObservation(vector, each.site_rules, each.site_locations) for vector, each in pairs]
 
     @torch.inference_mode()
-    def acted(self, rule: int, location: int) -> None:
-        """Remember what was done to the graph seen last."""
-        action = torch.tensor([rule]), torch.tensor([location])
-        _, self._state = self.memory.step(Steps(self._latent, self._counts, *action), self._state)
+    def acted(self, actions: np.ndarray) -> None:
+        """Remember what was done to the graphs seen last: (rule, location) of each."""
+        rules, locations = torch.from_numpy(actions).long().T
+        rows = self._episodes
+        steps = Steps(self._latents, self._counts, rules, locations)
+        _, after = self.memory.step(steps, Recurrent(self._state.h[rows], self._state.c[rows]))
+        self._state.h[rows], self._state.c[rows] = after.h, after.c
+
+
+class SeeingPolicy:
+    """The controller in a real environment: graphs are seen through V, what is done through M.
+
+    It acts as a `SitePolicy` of graphs does, and remembers what it chose: `begin` before each episode.
+    """
+
+    def __init__(self, controller: SitePolicy[LatentObservation, Any], eyes: Eyes) -> None:
+        self.controller, self._eyes = controller, eyes
+
+    def begin(self, number: int = 1) -> None:
+        """A new episode, or several to be acted in by `draw` alone."""
+        self._eyes.begin(number)
+
+    def compact(self, observation: Mapping[str, Any]) -> CompactObservation:
+        """See `observation.compact`."""
+        return compact(observation, self._eyes.sizes)
+
+    def choose(self, observation: CompactObservation, rng: np.random.Generator | None) -> tuple[int, float, float]:
+        """See `SitePolicy.choose`; the action is taken to be done."""
+        chosen = self.controller.choose(self._eyes.see([observation])[0], rng)
+        self._eyes.acted(actions_at([observation], [chosen[0]]))
+        return chosen
+
+    def draw(
+        self, observations: Sequence[CompactObservation], rng: np.random.Generator, episodes: Sequence[int]
+    ) -> np.ndarray:
+        """See `SitePolicy.draw`: one for each of some episodes, taken to be done."""
+        chosen = self.controller.draw(self._eyes.see(observations, episodes), rng)
+        self._eyes.acted(chosen)
+        return chosen
+
+    def value(self, observation: CompactObservation) -> float:
+        """See `SitePolicy.value`."""
+        return self.controller.value(self._eyes.see([observation])[0])

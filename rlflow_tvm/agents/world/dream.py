@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,13 @@ from rlflow_tvm.agents.observation import ObservationSizes
 from rlflow_tvm.agents.policy import PolicyOutput
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.world.controller import Controller, LatentObservation, latent_space
-from rlflow_tvm.agents.world.memory import Memory, Recurrent, Steps
+from rlflow_tvm.agents.world.memory import Memory, Recurrent, Steps, disagreement
+from rlflow_tvm.agents.world.model import Trace, WorldModel, joined
+
+_BEGINNINGS = 0.25
+"""Of the dreams, those that begin where a real episode did; the others begin anywhere along one."""
+_USUAL = 0.99
+"""Of real steps, those on which Ms disagree no more than usual."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,54 +31,70 @@ class DreamState:
 
     latents: torch.Tensor  # (N, Z)
     counts: torch.Tensor  # (N, R+1) sites of each rule, whole numbers
-    memory: Recurrent
+    memories: tuple[Recurrent, ...]  # of each M
 
     def __getitem__(self, rows: torch.Tensor) -> DreamState:
-        memory = Recurrent(self.memory.h[rows], self.memory.c[rows])
-        return DreamState(self.latents[rows], self.counts[rows], memory)
+        memories = tuple(Recurrent(each.h[rows], each.c[rows]) for each in self.memories)
+        return DreamState(self.latents[rows], self.counts[rows], memories)
 
     @property
     def vectors(self) -> torch.Tensor:
         """[z, h], (N, Z+H)."""
-        return torch.cat([self.latents, self.memory.h], dim=1)
+        return torch.cat([self.latents, self.memories[0].h], dim=1)
 
 
 class Dream:
-    """M, and the real graphs that dreams begin with.
+    """Ms, and the real graphs that dreams begin with.
+
+    Where the controller has found out what M errs about, a dream is worth nothing. So it pays what the most cautious M
+    foresees, it ends where Ms disagree more than usual (as in MOReL, Kidambi et al. 2020), it is short and begins all
+    along real episodes (Janner et al. 2019), and its temperature may be raised (Ha and Schmidhuber 2018).
 
     Args:
         sizes: of the real observations.
-        memory: M; it is not trained here.
-        latents: (G, Z) of the graphs to begin with.
-        counts: (G, R+1) sites of each rule in them.
-        temperature: tau. A dream of higher temperature is harder to exploit (Ha and Schmidhuber 2018).
-        horizon: steps until truncation: errors add up, so a dream is not to be believed for long.
+        memories: Ms, which are not trained here; the dream follows the first.
+        starts: the real graphs, with what Ms remember before them.
+        beginnings: numbers of those that real episodes began with, int64 (B,).
+        limit: of what is usual in `memory.disagreement`.
+        temperature: tau.
+        horizon: steps until truncation: errors add up.
     """
 
     def __init__(
         self,
         sizes: ObservationSizes,
-        memory: Memory,
-        latents: torch.Tensor,
-        counts: torch.Tensor,
+        memories: Sequence[Memory],
+        starts: DreamState,
+        beginnings: torch.Tensor,
+        limit: float = math.inf,
         temperature: float = 1.0,
-        horizon: int = 50,
+        horizon: int = 20,
     ) -> None:
-        self.sizes, self.memory, self.temperature, self.horizon = sizes, memory, temperature, horizon
-        self._latents, self._counts = latents, counts
+        self.sizes, self.memories, self.limit = sizes, list(memories), limit
+        self.temperature, self.horizon = temperature, horizon
+        self._starts, self._beginnings = starts, beginnings
+
+    @staticmethod
+    def along(
+        model: WorldModel, learnt: Sequence[Trace], held: Sequence[Trace], temperature: float, horizon: int
+    ) -> Dream:
+        """Dreams that begin along the episodes that were learnt from; what is usual is seen on those held out."""
+        steps, lengths = joined([trace.steps for trace in learnt]), [len(trace) for trace in learnt]
+        states = tuple(memory.states(steps, lengths) for memory in model.members)
+        beginnings = torch.tensor([0, *lengths]).cumsum(0)[:-1]
+        starts = DreamState(steps.latents, steps.counts, states)
+        return Dream(model.sizes, model.members, starts, beginnings, usual_limit(model, held), temperature, horizon)
 
     @property
     def width(self) -> int:
         """Of [z, h]."""
-        return self.memory.latent + self.memory.width
-
-    def begin(self, graphs: torch.Tensor) -> DreamState:
-        """Dreams that begin with the graphs of those numbers, int64 (N,)."""
-        return DreamState(self._latents[graphs], self._counts[graphs], self.memory.begin(len(graphs)))
+        return self.memories[0].latent + self.memories[0].width
 
     def draw(self, number: int, generator: torch.Generator) -> DreamState:
-        """Dreams that begin with graphs drawn uniformly."""
-        return self.begin(torch.randint(len(self._latents), (number,), generator=generator))
+        """Where so many dreams begin."""
+        anywhere = torch.randint(len(self._starts.latents), (number,), generator=generator)
+        first = self._beginnings[torch.randint(len(self._beginnings), (number,), generator=generator)]
+        return self._starts[torch.where(torch.rand(number, generator=generator) < _BEGINNINGS, first, anywhere)]
 
     @torch.inference_mode()
     def step(
@@ -78,18 +102,31 @@ class Dream:
     ) -> tuple[DreamState, torch.Tensor, torch.Tensor]:
         """The states after one action each, rewards float32 (N,), and which dreams terminated, bool (N,)."""
         steps = Steps(state.latents, state.counts, rules, locations)
-        foreseen, memory = self.memory.step(steps, state.memory)
+        told = [memory.step(steps, each) for memory, each in zip(self.memories, state.memories, strict=True)]
+        foreseen, memories = [each for each, _ in told], tuple(each for _, each in told)
         stop = self.sizes.stop_rule
-        legal = foreseen.rule_logits > 0
+        legal = foreseen[0].rule_logits > 0
         legal[:, stop] = True
-        counts = foreseen.log_counts.expm1().round().clamp(1, self.sizes.num_locations) * legal
+        counts = foreseen[0].log_counts.expm1().round().clamp(1, self.sizes.num_locations) * legal
         counts[:, stop] = 1
-        ends = torch.sigmoid(foreseen.terminal_logits)
+        rewards = torch.stack([each.rewards for each in foreseen]).amin(dim=0) * self.memories[0].reward_deviation
+        unknown = disagreement(foreseen) > self.limit
+        rewards = torch.where(unknown, rewards.clamp(max=0.0), rewards)
+        ends = torch.sigmoid(foreseen[0].terminal_logits)
         terminated = ends > (torch.rand(len(ends), generator=generator) if self.temperature else 0.5)
-        terminated |= (rules == stop) | ~legal[:, :stop].any(dim=1)
-        latents = foreseen.sample(self.temperature, generator)
-        rewards = foreseen.rewards * self.memory.reward_deviation
-        return DreamState(latents, counts, memory), rewards, terminated
+        terminated |= (rules == stop) | ~legal[:, :stop].any(dim=1) | unknown
+        latents = foreseen[0].sample(self.temperature, generator)
+        return DreamState(latents, counts, memories), rewards, terminated
+
+
+@torch.inference_mode()
+def usual_limit(model: WorldModel, held: Sequence[Trace]) -> float:
+    """What Ms' disagreement stays below on nearly all steps of real episodes; infinite where there is one M, or no
+    episode to see it on."""
+    if len(model.members) == 1 or not held:
+        return math.inf
+    steps, lengths = joined([trace.steps for trace in held]), [len(trace) for trace in held]
+    return float(disagreement([memory(steps, lengths) for memory in model.members]).quantile(_USUAL))
 
 
 class DreamEnv(gymnasium.Env[dict[str, Any], np.ndarray]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,6 +34,9 @@ class Steps:
     counts: torch.Tensor  # float32 (N, R+1), stop included
     rules: torch.Tensor  # int64 (N,)
     locations: torch.Tensor  # int64 (N,)
+
+    def __getitem__(self, rows: torch.Tensor) -> Steps:
+        return Steps(self.latents[rows], self.counts[rows], self.rules[rows], self.locations[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +69,13 @@ class Prediction:
         row = torch.arange(len(chosen))
         draws = torch.randn(self.means[row, chosen].shape, generator=generator)
         return self.means[row, chosen] + noise * self.log_deviations[row, chosen].exp() * draws
+
+
+def disagreement(foreseen: Sequence[Prediction]) -> torch.Tensor:
+    """How far several Ms are apart, (N,): the deviation of the rewards and that of z's mean, in their units."""
+    rewards = torch.stack([each.rewards for each in foreseen])
+    latents = torch.stack([(each.log_weights.exp().unsqueeze(2) * each.means).sum(dim=1) for each in foreseen])
+    return rewards.std(dim=0, correction=0) + latents.var(dim=0, correction=0).mean(dim=1).sqrt()
 
 
 class Memory(nn.Module):
@@ -113,6 +124,18 @@ class Memory(nn.Module):
         packed, _ = self.lstm(rnn.pack_sequence(list(sequences), enforce_sorted=False))
         h = torch.cat(rnn.unpack_sequence(packed))
         return self._predict(h, steps)
+
+    @torch.inference_mode()
+    def states(self, steps: Steps, lengths: Sequence[int]) -> Recurrent:
+        """The states before each step of whole episodes, given as in `forward`; (N, H)."""
+        h, c = self.begin(len(steps.rules))
+        firsts = torch.tensor([0, *lengths]).cumsum(0)[:-1]
+        for step in range(max(lengths) - 1):
+            rows = firsts[torch.tensor(lengths) > step + 1] + step
+            before = h[rows].unsqueeze(0), c[rows].unsqueeze(0)
+            _, (after_h, after_c) = self.lstm(self._inputs(steps[rows]).unsqueeze(1), before)
+            h[rows + 1], c[rows + 1] = after_h.squeeze(0), after_c.squeeze(0)
+        return Recurrent(h, c)
 
     def _inputs(self, steps: Steps) -> torch.Tensor:
         action = [self.rule(steps.rules), self.location(steps.locations)]

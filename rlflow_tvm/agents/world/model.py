@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rlflow_tvm.agents.observation import CompactObservation, ObservationSizes, collate
+from rlflow_tvm.agents.observation import CompactObservation, ObservationSizes, actions_at, collate
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.world.memory import Memory, Prediction, Steps
 from rlflow_tvm.agents.world.vision import Actions, GraphFacts, Vision, site_counts
@@ -36,20 +36,31 @@ class Trace:
 
 
 class WorldModel(nn.Module):
-    """V and M.
+    """V and several Ms; the first is the one that dreams and the controller follow.
 
     Args:
         sizes: of the observations.
         latent: width of z; `hidden` and `rounds`: of V's encoder; `memory`: width of M; `gaussians`: of its mixture.
+        members: how many Ms.
     """
 
     def __init__(
-        self, sizes: ObservationSizes, latent: int, hidden: int, rounds: int, memory: int, gaussians: int
+        self, sizes: ObservationSizes, latent: int, hidden: int, rounds: int, memory: int, gaussians: int, members: int
     ) -> None:
         super().__init__()
         self.sizes = sizes
         self.vision = Vision(sizes, latent, hidden, rounds)
-        self.memory = Memory(sizes, latent, memory, gaussians)
+        self.memories = nn.ModuleList([Memory(sizes, latent, memory, gaussians) for _ in range(members)])
+
+    @property
+    def members(self) -> list[Memory]:
+        """All Ms."""
+        return [memory for memory in self.memories if isinstance(memory, Memory)]
+
+    @property
+    def memory(self) -> Memory:
+        """The first M."""
+        return self.members[0]
 
     @torch.inference_mode()
     def latents(self, observations: Sequence[CompactObservation]) -> torch.Tensor:
@@ -72,9 +83,9 @@ class WorldModel(nn.Module):
         """Take means and deviations from the data."""
         costs, rewards = facts.log_cost, actions.rewards
         self.vision.cost_mean.copy_(costs.mean())
-        for buffer, values in ((self.vision.cost_deviation, costs), (self.memory.reward_deviation, rewards)):
+        scales = [(self.vision.cost_deviation, costs), (self.vision.reward_deviation, rewards)]
+        for buffer, values in [*scales, *((each.reward_deviation, rewards) for each in self.members)]:
             buffer.copy_(values.std(correction=0) if float(values.std(correction=0)) > 1e-8 else torch.ones(()))
-        self.vision.reward_deviation.copy_(self.memory.reward_deviation)
 
 
 def facts_of(episodes: Sequence[Episode], sizes: ObservationSizes) -> tuple[list[CompactObservation], GraphFacts]:
@@ -90,12 +101,8 @@ def facts_of(episodes: Sequence[Episode], sizes: ObservationSizes) -> tuple[list
 
 def actions_of(episodes: Sequence[Episode]) -> Actions:
     """What was done in the episodes, one after another, and what it earned."""
-    chosen = [
-        (int(kept.site_rules[site]), int(kept.site_locations[site]))
-        for episode in episodes
-        for kept, site in zip(episode.observations, episode.sites, strict=True)
-    ]
-    rules, locations = torch.tensor(chosen).T
+    chosen = np.concatenate([actions_at(episode.observations, episode.sites) for episode in episodes])
+    rules, locations = torch.from_numpy(chosen).T
     return Actions(rules, locations, torch.tensor([reward for episode in episodes for reward in episode.rewards]))
 
 

@@ -44,8 +44,11 @@ class Rollouts:
                 raise AgentError(f"{path}: is no episode ({error}); delete it and those after it, resume") from error
 
     def split(self, share: float) -> tuple[list[Episode], list[Episode]]:
-        """(`share` of the episodes, at least one where there are two; the others): by their numbers, spread evenly."""
-        every = max(2, round(1 / share))
+        """(`share` of the episodes, at least one where there are two; the others): by their numbers, spread evenly. A
+        single episode is both."""
+        if len(self.episodes) == 1:
+            return self.episodes, self.episodes
+        every = min(len(self.episodes), max(2, round(1 / share)))
         held = [episode for number, episode in enumerate(self.episodes) if number % every == every - 1]
         return held, [episode for number, episode in enumerate(self.episodes) if number % every != every - 1]
 

@@ -1,4 +1,5 @@
-"""Training with a world model: random episodes, V, M, then a controller in dreams; each phase resumed exactly."""
+"""Training with a world model: random episodes; then again and again V and M, a controller in dreams, the real
+environment; all of it resumed exactly."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,12 @@ import numpy as np
 import torch
 
 from rlflow_tvm.agents import checkpoint
-from rlflow_tvm.agents.collect import collect_episode, episode_rng
+from rlflow_tvm.agents.archive import Archive
+from rlflow_tvm.agents.collect import Quota, collect_episode, episode_rng
+from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import ObservationSizes
-from rlflow_tvm.agents.policy import UniformPolicy
-from rlflow_tvm.agents.pool import Workers
+from rlflow_tvm.agents.policy import Acting, UniformPolicy
+from rlflow_tvm.agents.pool import Workers, open_pool
 from rlflow_tvm.agents.ppo import PPO, load_parameters, optimizer_tensors, policy_tensors, restore_optimizer
 from rlflow_tvm.agents.progress import ProgressLog
 from rlflow_tvm.agents.rollout import Episode
@@ -34,16 +38,16 @@ from rlflow_tvm.agents.training import (
     torch_settings,
 )
 from rlflow_tvm.agents.world.config import WorldModelConfig
-from rlflow_tvm.agents.world.controller import Controller, SeenEnv
+from rlflow_tvm.agents.world.controller import Controller, Eyes, SeeingPolicy
 from rlflow_tvm.agents.world.dream import Dream, imagine
 from rlflow_tvm.agents.world.learning import Learner, MemoryLearner, VisionLearner
 from rlflow_tvm.agents.world.model import WorldModel, score
 from rlflow_tvm.agents.world.rollouts import Rollouts
-from rlflow_tvm.agents.world.vision import site_counts
 from rlflow_tvm.errors import AgentError
 
 _DREAM = 3
-_LOG_EVERY = 100
+_PARTS = 4
+_JUDGE_EVERY = 50
 
 
 @dataclass
@@ -51,9 +55,9 @@ class _Counts:
     """What a checkpoint remembers of the training."""
 
     lines: int = 0  # of the log
-    updates: int = 0
-    evaluations: int = 0  # episodes
-    evaluation_steps: int = 0
+    iteration: int = 0
+    updates: int = 0  # in this iteration
+    tried_from: int = 0  # the first of the controller's episodes in this iteration
     best_score: float | None = None
     mean_return: float | None = None
     mean_length: float | None = None
@@ -63,7 +67,8 @@ class _Counts:
 
     def note(self, episode: Episode) -> None:
         """Take in a real episode's results."""
-        self.best_return = max(episode.total_reward, -math.inf if self.best_return is None else self.best_return)
+        if not episode.remembered:
+            self.best_return = max(episode.total_reward, -math.inf if self.best_return is None else self.best_return)
         if episode.best_run_secs is not None:
             self.best_run_secs = min(
                 episode.best_run_secs, math.inf if self.best_run_secs is None else self.best_run_secs
@@ -84,16 +89,15 @@ def train(
     checkpoint_secs: float = 30.0,
     workers: Workers | None = None,
 ) -> TrainingResult:
-    """Train a world model on random episodes and a controller in its dreams; see `agents.training.train`.
+    """Train a world model and a controller in its dreams; see `agents.training.train`.
 
-    `total_steps` are real ones: `random_share` of them by the random agent, the rest to see what the controller is
-    worth, which never learns from them. The agent is the controller that did best there.
+    `total_steps` are real ones: `random_share` of them by the random agent, with `workers` by them; the rest, here, by
+    the controller as it is after each iteration: PPO never learns from them, V and M do. The agent is the controller
+    that did best there, with V and M as they were then.
     """
     folder = Path(out_dir)
     if total_steps < 1 or seed < 0:
         raise AgentError(f"train: total_steps {total_steps} must be at least 1 and seed {seed} at least 0")
-    if workers is not None:
-        raise AgentError("world-model: its episodes are collected by one process; leave --workers and --ray out")
     check_folder(folder, resume)
     # the steps too: they say how many are random ones
     told = {**(metadata or {}), "total_steps": total_steps}
@@ -103,9 +107,11 @@ def train(
         training.on_step, training.on_episode, training.on_work = on_step, on_episode, on_work
         training.begin(resume)
         training.log = stack.enter_context(ProgressLog(folder, training.counts.lines, training.env_steps))
-        training.collect()
-        training.learn()
-        training.control()
+        training.collect(workers)
+        while training.counts.iteration < config.iterations:
+            training.learn()
+            training.control()
+            training.try_out()
         return training.finish()
 
 
@@ -128,28 +134,44 @@ class _Training:
         checkpoint_secs: float,
     ) -> None:
         self.env, self.config, self.total_steps, self.seed = env, config, total_steps, seed
+        self.random_steps = math.ceil(config.random_share * total_steps)
         self.path, self.rollouts = folder / checkpoint.FILE_NAME, Rollouts(folder / "rollouts")
         self.sizes = ObservationSizes.from_space(env.observation_space)
         self._identity, self._checkpoint_secs = identity, checkpoint_secs
         torch.manual_seed(seed)
         self.model = make_model(self.sizes, config)
-        self.vision = VisionLearner(self.model, config, seed)
-        self.memory = MemoryLearner(self.model, config, seed)
         self.ppo = PPO(self.sizes, config.controller, seed, lambda: make_controller(self.sizes, config))
-        self.best = self._controller_now()
+        self.best = self._agent_now()
         self.counts = _Counts()
+        self._make_learners()
         self._started = self._saved_at = time.monotonic()
 
     @property
     def env_steps(self) -> int:
         """Real ones so far."""
-        return self.rollouts.steps + self.counts.evaluation_steps
+        return self.rollouts.steps
+
+    @property
+    def controller(self) -> Controller:
+        """What PPO trains."""
+        assert isinstance(self.ppo.policy, Controller)
+        return self.ppo.policy
+
+    def _make_learners(self) -> None:
+        """Those of this iteration."""
+        model, config, seed, iteration = self.model, self.config, self.seed, self.counts.iteration
+        self.learners: dict[str, Learner] = {"vision": VisionLearner(model, config, seed, iteration)}
+        for member in range(config.members):
+            name = f"memory{member or ''}"
+            self.learners[name] = MemoryLearner(model, config, seed, iteration, member)
 
     def begin(self, resume: bool) -> None:
         """From the checkpoint, or a new one."""
         if resume:
             self._restore()
             self.rollouts.load()
+            for episode in self.rollouts.episodes:
+                self.counts.note(episode)
         else:
             try:
                 self.rollouts.folder.mkdir(parents=True, exist_ok=True)
@@ -158,145 +180,177 @@ class _Training:
             self._save()
         self._started = time.monotonic() - self.counts.wall_secs
 
-    def collect(self) -> None:
-        """Episodes of the random agent, each on disk when it is over."""
-        wanted = math.ceil(self.config.random_share * self.total_steps)
-        policy = UniformPolicy(self.sizes)
-        while self.rollouts.steps < wanted:
-            self.rollouts.add(self._episode(self.env, policy, len(self.rollouts.episodes)))
-        for episode in self.rollouts.episodes:
-            self.counts.note(episode)
+    def collect(self, workers: Workers | None = None) -> None:
+        """Episodes of the random agent: in parts, each of which may begin at the cheapest graphs of those before."""
+        policy, archive = UniformPolicy(self.sizes), self._archive(0)
+        known = iter(self.rollouts.episodes[:])
+        with ExitStack() as stack:
+            pool = None
+            steps = episodes = 0
+            for part in range(1, _PARTS + 1):
+                quota = Quota(math.ceil(part / _PARTS * self.random_steps) - steps, None)
+                while quota.open and (episode := next(known, None)) is not None:
+                    quota.add(len(episode))
+                start = partial(archive.start, self.seed)
+                if quota.open and workers is not None and pool is None:
+                    settings = PPOConfig(threads=self.config.threads)
+                    pool = stack.enter_context(open_pool(workers, settings, self.seed, self.sizes, "uniform"))
+                if pool is not None:
+                    for episode in pool.collect(policy_tensors(policy), episodes, quota, self._counted(), start):
+                        self._keep(episode)
+                while quota.open:
+                    quota.add(len(self._episode(policy, start)))
+                taken = self.rollouts.episodes[episodes : episodes + quota.taken]
+                steps, episodes = steps + sum(map(len, taken)), episodes + len(taken)
+                for episode in taken:
+                    archive.add(episode)
 
-    def _episode(self, env: gymnasium.Env, policy: Any, number: int) -> Episode:
+    def _archive(self, number: int) -> Archive:
+        """The cheapest graphs of so many episodes."""
+        archive = Archive(self.config.remembered, self.config.remembered_share)
+        for episode in self.rollouts.episodes[:number]:
+            archive.add(episode)
+        return archive
+
+    def _counted(self) -> Callable[[int], None]:
+        """What is told of steps before their episodes are kept."""
         steps = self.env_steps
 
-        def stepped() -> None:
+        def stepped(number: int) -> None:
             nonlocal steps
-            steps += 1
+            steps += number
             if self.on_step is not None:
                 self.on_step(steps)
 
-        episode = collect_episode(env, policy, episode_rng(self.seed, number), stepped)
+        return stepped
+
+    def _episode(self, policy: Acting, start: Callable[[int], Mapping[str, Any] | None]) -> Episode:
+        """The next one, on disk when it is over."""
+        stepped, number = self._counted(), len(self.rollouts.episodes)
+        rng = episode_rng(self.seed, number)
+        return self._keep(collect_episode(self.env, policy, rng, lambda: stepped(1), start(number)))
+
+    def _keep(self, episode: Episode) -> Episode:
         if self.on_episode is not None:
             self.on_episode(episode)
+        self.rollouts.add(episode)
+        self.counts.note(episode)
         return episode
 
     def learn(self) -> None:
-        """V, then M, on all episodes but those held out."""
+        """V, then each M, on all episodes but those held out."""
         held, learnt = self.rollouts.split(self.config.held_out)
-        for name, learner, score_held in (
-            ("vision", self.vision, False),
-            ("memory", self.memory, True),
-        ):
-            if learner.done < learner.steps:
-                learner.prepare(learnt)
-                self._fit(name, learner, held if score_held else [])
-
-    def _fit(self, name: str, learner: Learner, held: list[Episode]) -> None:
-        while learner.done < learner.steps:
-            losses = learner.step()
-            if self.on_work is not None:
-                self.on_work(f"learning {name}: {learner.done} of {learner.steps}")
-            if learner.done % _LOG_EVERY == 0 or learner.done == learner.steps:
+        for name, learner in self.learners.items():
+            if not learner.finished:
+                learner.prepare(learnt, held)
+            while not learner.finished:
+                losses = learner.step()
+                if self.on_work is not None:
+                    self.on_work(f"learning {name}: {learner.done} of {learner.steps}")
+                if learner.done % _JUDGE_EVERY and learner.done < learner.steps:
+                    continue
                 line: dict[str, float | None] = {f"{name}/{kind}": float(loss) for kind, loss in losses.items()}
-                if held:
-                    line |= {f"held_out/{kind}": value for kind, value in score(self.model, held).items()}
+                line[f"held_out/{name}"] = learner.judge()
+                if name == "memory":
+                    told = score(self.model, held).items()
+                    line |= {f"held_out/{kind}": value if math.isfinite(value) else None for kind, value in told}
                 self._log(line)
                 self._save_now_and_then()
+            learner.take_best()
         self._save()
 
     def control(self) -> None:
-        """PPO in dreams; now and then an episode in the real environment."""
+        """PPO in dreams."""
         if self.counts.updates < self.config.controller_updates:
-            dream, seen = self._dream(), SeenEnv(self.env, self.model.vision, self.model.memory)
+            dream = self._dream()
         while self.counts.updates < self.config.controller_updates:
             # never twice the same, and the same whether or not the training was interrupted
-            dream_seed = int(np.random.default_rng([self.seed, _DREAM, self.counts.updates]).integers(2**31))
-            controller = self.ppo.policy
-            assert isinstance(controller, Controller)
-            episodes = imagine(dream, controller, self.config.dreams, dream_seed)
+            rng = np.random.default_rng([self.seed, _DREAM, self.counts.iteration, self.counts.updates])
+            episodes = imagine(dream, self.controller, self.config.dreams, int(rng.integers(2**31)))
             losses = self.ppo.update(episodes)
             self.counts.updates += 1
+            self.counts.tried_from = len(self.rollouts.episodes)
             line = {f"controller/{kind}": value for kind, value in losses.items()}
             line["dream/return"] = float(np.mean([episode.total_reward for episode in episodes]))
             line["dream/length"] = float(np.mean([len(episode) for episode in episodes]))
-            last = self.counts.updates == self.config.controller_updates
-            if last or self.counts.updates % self.config.evaluate_every == 0:
-                line |= self._evaluate(seen)
+            line["dream/ended"] = float(np.mean([episode.terminated for episode in episodes]))
             if self.on_work is not None:
                 self.on_work(f"dreaming: {self.counts.updates} of {self.config.controller_updates}")
             self._log(line)
             self._save_now_and_then()
-        if self.counts.best_score is None:  # no real step was left to tell controllers apart
-            self.best = self._controller_now()
         self._save()
 
     def _dream(self) -> Dream:
-        firsts = [episode.observations[0] for episode in self.rollouts.episodes]
-        starts = list({(o.nodes.tobytes(), o.edges.tobytes(), o.edge_links.tobytes()): o for o in firsts}.values())
-        counts = torch.from_numpy(site_counts(starts, self.sizes)).float()
-        return Dream(
-            self.sizes, self.model.memory, self.model.latents(starts), counts, self.config.temperature,
-            self.config.dream_horizon,
-        )  # fmt: skip
+        held, learnt = ([self.model.trace(each) for each in part] for part in self.rollouts.split(self.config.held_out))
+        return Dream.along(self.model, learnt, held, self.config.temperature, self.config.dream_horizon)
 
-    def _evaluate(self, seen: SeenEnv) -> dict[str, float | None]:
-        """Real episodes of the controller, an equal share of the steps that are left: it becomes the agent if none did
-        better before."""
-        evaluations_left = 1 + (self.config.controller_updates - self.counts.updates) // self.config.evaluate_every
-        share = (self.total_steps - self.env_steps) / evaluations_left
-        episodes: list[Episode] = []
-        while share > 0 and sum(map(len, episodes)) < share:
-            number = len(self.rollouts.episodes) + self.counts.evaluations
-            episode = self._episode(seen, self.ppo.policy, number)
-            self.counts.evaluations += 1
-            self.counts.evaluation_steps += len(episode)
-            self.counts.note(episode)
-            episodes.append(episode)
-        if not episodes:
-            return {}
-        self.counts.mean_return = float(np.mean([episode.total_reward for episode in episodes]))
-        self.counts.mean_length = float(np.mean([len(episode) for episode in episodes]))
-        if self.counts.best_score is None or self.counts.mean_return > self.counts.best_score:
-            self.counts.best_score = self.counts.mean_return
-            self.best = self._controller_now()
-        return {"real/return": self.counts.mean_return, "real/length": self.counts.mean_length}
+    def try_out(self) -> None:
+        """Real episodes of the controller, an equal share of the steps in each iteration: it becomes the agent if none
+        did better before."""
+        counts = self.counts
+        part = (counts.iteration + 1) / self.config.iterations
+        wanted = self.random_steps + part * (self.total_steps - self.random_steps)
+        policy = SeeingPolicy(self.controller, Eyes(self.sizes, self.model.vision, self.model.memory))
+        archive = self._archive(counts.tried_from)
+        while self.env_steps < wanted:
+            policy.begin()
+            self._episode(policy, partial(archive.start, self.seed))
+        # from a remembered graph less is to be gained than from the start
+        episodes = [each for each in self.rollouts.episodes[counts.tried_from :] if not each.remembered]
+        if episodes:
+            counts.mean_return = float(np.mean([episode.total_reward for episode in episodes]))
+            counts.mean_length = float(np.mean([len(episode) for episode in episodes]))
+            self._log({"real/return": counts.mean_return, "real/length": counts.mean_length})
+        score_now = counts.mean_return if episodes else None
+        if counts.best_score is None or (score_now is not None and score_now > counts.best_score):
+            counts.best_score = score_now
+            self.best = self._agent_now()
+        counts.iteration, counts.updates = counts.iteration + 1, 0
+        self._make_learners()
+        self._save()
 
-    def _controller_now(self) -> dict[str, torch.Tensor]:
-        return {name: value.clone() for name, value in policy_tensors(self.ppo.policy).items()}
+    def _agent_now(self) -> dict[str, torch.Tensor]:
+        """The controller, with V and M, for they are not the same in the next iteration."""
+        sees = {f"agent.world.{name}": value for name, value in self.model.state_dict().items()}
+        return {name: value.clone() for name, value in (policy_tensors(self.ppo.policy) | sees).items()}
 
     def finish(self) -> TrainingResult:
         """What the training left behind."""
         told = {each.name for each in dataclasses.fields(TrainingResult)}
         counts = {name: value for name, value in dataclasses.asdict(self.counts).items() if name in told}
-        episodes = len(self.rollouts.episodes) + self.counts.evaluations
+        counts["updates"] = self.counts.iteration * self.config.controller_updates
+        episodes = len(self.rollouts.episodes)
         return TrainingResult(checkpoint=self.path, env_steps=self.env_steps, episodes=episodes, **counts)
 
     def _log(self, line: Mapping[str, float | None]) -> None:
         self.counts.lines += 1
         self.counts.wall_secs = time.monotonic() - self._started
-        numbers = {"env_steps": self.env_steps, "wall_secs": self.counts.wall_secs}
+        numbers = {
+            "env_steps": self.env_steps, "wall_secs": self.counts.wall_secs, "iteration": self.counts.iteration,
+            "best_run_secs": self.counts.best_run_secs,
+        }  # fmt: skip
         self.log.write({"update": self.counts.lines, **numbers, **line})
 
     def _save_now_and_then(self) -> None:
         if time.monotonic() - self._saved_at >= self._checkpoint_secs:
             self._save()
 
-    def _parts(self) -> Iterator[tuple[str, Learner]]:
-        yield "vision", self.vision
-        yield "memory", self.memory
-
     def _save(self) -> None:
         tensors = {f"world.{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {f"controller.{name}": value for name, value in self.ppo.tensors().items()}
-        for name, learner in self._parts():
+        for name, learner in self.learners.items():
             tensors |= optimizer_tensors(learner.part, learner.optimizer, f"{name}.optimizer")
+            tensors |= {f"{name}.best.{parameter}": value for parameter, value in learner.best.items()}
         description = {
             "agent": "world-model",
             **self._identity,
             "sizes": dataclasses.asdict(self.sizes),
             "learner": self.ppo.numbers(),
-            "learnt": {name: learner.done for name, learner in self._parts()},
+            "learnt": {
+                name: {"done": learner.done, "best_step": learner.best_step, "best_loss": learner.best_loss}
+                for name, learner in self.learners.items()
+                if learner.best_step
+            },
             "counts": dataclasses.asdict(self.counts),
         }
         checkpoint.save_checkpoint(self.path, tensors | self.best, description)
@@ -305,22 +359,27 @@ class _Training:
     def _restore(self) -> None:
         tensors, description = checkpoint.load_checkpoint(self.path)
         refuse_differences(self.path, description, self._identity, self.sizes)
+        self.counts = _Counts(**description["counts"])
         load_parameters(self.model, tensors, "world")
-        for name, learner in self._parts():
-            learner.done = int(description["learnt"][name])
+        self._make_learners()
+        for name, learner in self.learners.items():
+            for key, value in description["learnt"].get(name, {}).items():
+                setattr(learner, key, value)
+            learner.best = {parameter: tensors[f"{name}.best.{parameter}"].clone() for parameter in learner.best}
             restore_optimizer(learner.part, learner.optimizer, tensors, f"{name}.optimizer")
         begins = "controller."
         self.ppo.restore(
             {name.removeprefix(begins): value for name, value in tensors.items() if name.startswith(begins)},
             description["learner"],
         )
-        self.best = {name: value for name, value in tensors.items() if name.startswith("policy.")}
-        self.counts = _Counts(**description["counts"])
+        self.best = {name: value for name, value in tensors.items() if name.startswith(("policy.", "agent.world."))}
 
 
 def make_model(sizes: ObservationSizes, config: WorldModelConfig) -> WorldModel:
     """V and M as the settings have them."""
-    return WorldModel(sizes, config.latent, config.hidden, config.rounds, config.memory, config.gaussians)
+    return WorldModel(
+        sizes, config.latent, config.hidden, config.rounds, config.memory, config.gaussians, config.members
+    )
 
 
 def make_controller(sizes: ObservationSizes, config: WorldModelConfig) -> Controller:

@@ -1,0 +1,46 @@
+"""Graphs worth going on from: the cheapest that a training has met, where some of its episodes begin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlflow_tvm.agents.rollout import Episode
+
+_ARCHIVE = 1  # apart from an episode's own random numbers
+_KEPT = ("model", "run_secs", "plan")
+
+
+@dataclass
+class Archive:
+    """The `size` cheapest graphs of each model, by what the environment told of whole episodes (`Episode.summary`).
+
+    As in Go-Explore (Ecoffet et al. 2021): first return, then explore. `share` of the episodes begin at one of them:
+    what was hard to reach once need not be reached again. Graphs of one model that cost the same count as one.
+    """
+
+    size: int
+    share: float
+    kept: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # cheapest first
+
+    def add(self, episode: Episode) -> None:
+        """Take in an episode's cheapest graph, where the environment told one."""
+        if not self.share or any(name not in episode.summary for name in _KEPT):
+            return
+        found = {name: episode.summary[name] for name in _KEPT}
+        kept = self.kept.setdefault(found["model"], [])
+        if found["run_secs"] not in [each["run_secs"] for each in kept]:
+            kept.append(found)
+            kept.sort(key=lambda each: each["run_secs"])
+            del kept[self.size :]
+
+    def start(self, seed: int, number: int) -> Mapping[str, Any] | None:
+        """Where episode `number` begins: `reset`'s option "start"; None for the beginning."""
+        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number, _ARCHIVE)))
+        if not self.kept or rng.random() >= self.share:
+            return None
+        model = sorted(self.kept)[int(rng.integers(len(self.kept)))]
+        return self.kept[model][int(rng.integers(len(self.kept[model])))]

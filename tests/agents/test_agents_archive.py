@@ -1,0 +1,78 @@
+"""Remembered graphs: the cheapest of each model, and episodes that begin there."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from rlflow_tvm.agents.archive import Archive
+from rlflow_tvm.agents.collect import collect_episode, episode_rng
+from rlflow_tvm.agents.config import PPOConfig
+from rlflow_tvm.agents.observation import ObservationSizes
+from rlflow_tvm.agents.policy import UniformPolicy
+from rlflow_tvm.agents.rollout import Episode
+from rlflow_tvm.agents.training import train
+from rlflow_tvm.errors import AgentError
+
+CONFIG = PPOConfig(hidden=8, rounds=1, steps_per_update=40, minibatch_size=32, n_epochs=1)
+
+
+def told(model: str, run_secs: float, plan: object) -> Episode:
+    return Episode(summary={"model": model, "run_secs": run_secs, "plan": plan, "rows": [1, 2]})
+
+
+def test_the_cheapest_of_each_model_are_kept_once_each():
+    archive = Archive(2, 0.5)
+    for secs, plan in ((5.0, "a"), (3.0, "b"), (3.0, "c"), (4.0, "d"), (1.0, "e")):
+        archive.add(told("one", secs, plan))
+    archive.add(told("two", 9.0, "f"))
+    archive.add(Episode())  # an environment that tells nothing
+    assert [each["plan"] for each in archive.kept["one"]] == ["e", "b"]
+    assert archive.kept["two"] == [{"model": "two", "run_secs": 9.0, "plan": "f"}]
+
+
+def test_a_share_of_the_episodes_begins_there_the_same_ones_each_time():
+    archive = Archive(3, 0.3)
+    assert [archive.start(0, number) for number in range(50)] == [None] * 50
+    for number in range(6):
+        archive.add(told("ab"[number % 2], float(number), number))
+    starts = [archive.start(0, number) for number in range(3000)]
+    assert (
+        starts
+        == [archive.start(0, number) for number in range(3000)]
+        != [archive.start(1, number) for number in range(3000)]
+    )
+    share = {plan: sum(each is not None and each["plan"] == plan for each in starts) / 3000 for plan in range(6)}
+    assert all(abs(each - 0.05) < 0.015 for each in share.values())
+    never = Archive(3, 0.0)
+    never.add(told("a", 1.0, 1))
+    assert never.kept == {}
+
+
+def test_an_episode_goes_on_from_where_it_is_told(toy):
+    env = toy.ToyRewriteEnv(length=6)
+    policy = UniformPolicy(ObservationSizes.from_space(env.observation_space))
+    start = {"model": "toy", "run_secs": 0.0, "plan": [[toy.HOT, toy.HOT, toy.RED], [1, 0]]}
+    episode = collect_episode(env, policy, episode_rng(0, 0), start=start)
+    assert (episode.remembered, len(episode.observations[0].nodes)) == (True, 3)
+    assert not collect_episode(env, policy, episode_rng(0, 0)).remembered
+
+
+def test_training_begins_episodes_at_the_cheapest_graphs_and_tells_returns_of_the_others(toy, tmp_path):
+    """An episode that begins with nothing left to gain says nothing about the policy."""
+    env, seen = toy.ToyRewriteEnv(length=6, horizon=8), []
+    config = dataclasses.replace(CONFIG, remembered_share=0.9, remembered=2)
+    result = train(env, config, 400, 0, tmp_path, on_episode=seen.append)
+    assert not seen[0].remembered
+    remembered = [episode for episode in seen if episode.remembered]
+    assert len(remembered) > len(seen) / 2
+    best = min(each.summary["run_secs"] for each in seen)
+    assert any(each.run_secs[0] == pytest.approx(best) for each in remembered[-10:])
+    assert result.best_return == max(each.total_reward for each in seen if not each.remembered)
+
+
+@pytest.mark.parametrize(("name", "value"), [("remembered", 0), ("remembered_share", 1.0), ("remembered_share", -0.1)])
+def test_impossible_shares_are_refused(name, value):
+    with pytest.raises(AgentError, match=name):
+        dataclasses.replace(CONFIG, **{name: value})
