@@ -1,0 +1,155 @@
+"""Searches and agents on models, at the same number of environment steps each.
+
+    python scripts/agents.py --models zoo:squeezenet1.1 zoo:bert-base --methods greedy random ppo --seeds 5 --out runs/a
+    python scripts/agents_report.py runs/a
+
+Each run has a process of its own and leaves OUT/MODEL/METHOD.STEPS.SEED.json; what is there is not run again, and a
+training that was interrupted goes on. All share one kernel database, so that equal kernels cost the same in every run:
+kernels measured and seconds are those that a run needed after the ones before it. Searches that draw nothing are run
+once. A run's curve tells the cheapest graph, all of its kernels measured, after so many environment steps: moves tried
+by a search, steps of an agent's training. Trained agents are then asked for plans (`episodes` of sampled actions).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlflow_tvm import from_onnx
+from rlflow_tvm.agents import AGENTS
+from rlflow_tvm.cli import model_path, parse_target, write_json
+from rlflow_tvm.cost import CostModel, KernelDatabase, PredictionPolicy, default_path
+from rlflow_tvm.envs import RewriteProblem
+from rlflow_tvm.passes import Plan
+from rlflow_tvm.search import SEARCHES, Budget, SearchResult, make_search
+from rlflow_tvm.superoptimize import agent_search
+from rlflow_tvm.training import train_on_models
+
+DRAWN = {"random", "random-restarts", *AGENTS}
+"""Methods that depend on the seed."""
+EPISODES = 16
+
+
+@dataclass(frozen=True)
+class Run:
+    """One of them, and all that decides its result beside the database."""
+
+    model: str
+    method: str
+    seed: int
+    steps: int
+    horizon: int
+    predict: float
+    target: str
+
+    def path(self, out: Path) -> Path:
+        """Of its result."""
+        return out / Path(self.model.removeprefix("zoo:")).stem / f"{self.method}.{self.steps}.{self.seed}.json"
+
+
+def searched(run: Run, search: Any) -> tuple[RewriteProblem, SearchResult]:
+    """What a search finds."""
+    with (
+        KernelDatabase(default_path()) as database,
+        CostModel(parse_target(run.target), database, policy=PredictionPolicy(share=run.predict)) as cost_model,
+    ):
+        problem = RewriteProblem(from_onnx(model_path(run.model)), cost_model)
+        return problem, search.run(problem)
+
+
+def found(result: SearchResult) -> dict[str, Any]:
+    return {
+        "start_secs": result.run_secs_before,
+        "best_secs": result.run_secs_after,
+        "env_steps": result.env_steps,
+        "curve": [list(point) for point in result.curve],
+        "kernels_measured": result.kernels_measured,
+        "wall_secs": result.wall_secs,
+        "actions": list(result.plan.actions),
+    }
+
+
+def search_run(run: Run) -> dict[str, Any]:
+    return found(searched(run, make_search(run.method, run.seed, Budget(run.steps)))[1])
+
+
+def agent_run(run: Run, folder: Path) -> dict[str, Any]:
+    outcome = train_on_models(
+        {run.model: model_path(run.model)}, run.method, parse_target(run.target), steps=run.steps, seed=run.seed,
+        out=folder, resume=(folder / "agent.safetensors").exists(), horizon=run.horizon, predict=run.predict,
+    )  # fmt: skip
+    (trained,) = outcome.models
+    curve = [json.loads(line) for line in (folder / "best.jsonl").read_text().splitlines()]
+    asked = searched(run, agent_search(outcome.checkpoint, run.seed, Budget(EPISODES * run.horizon)))[1]
+    return {
+        "start_secs": trained.run_secs_before,
+        "best_secs": trained.run_secs_after,
+        "env_steps": outcome.env_steps,
+        "curve": [[0, trained.run_secs_before], *([each["env_steps"], each["run_secs"]] for each in curve)],
+        "wall_secs": outcome.wall_secs,
+        "actions": list(Plan.load(trained.plan).actions),
+        "log": [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()],
+        "asked": found(asked),
+    }
+
+
+def done(run: Run, out: Path) -> None:
+    """Do one run, in a process of its own."""
+    path = run.path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    row = search_run(run) if run.method in SEARCHES else agent_run(run, path.with_suffix(""))
+    write_json(path, {**dataclasses.asdict(run), **row})
+
+
+def runs(options: argparse.Namespace) -> Iterator[Run]:
+    """All of them, the first seeds of all first."""
+    for seed in range(options.seeds):
+        for model in options.models:
+            for method in options.methods:
+                if seed == 0 or method in DRAWN:
+                    yield Run(model, method, seed, options.steps, options.horizon, options.predict, options.target)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["zoo:demo"], help="ONNX files or zoo:NAME")
+    parser.add_argument("--methods", nargs="+", default=["greedy", "random", "ppo"], choices=[*SEARCHES, *AGENTS])
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--steps", type=int, default=10_000, help="environment steps of each run")
+    parser.add_argument("--horizon", type=int, default=60, help="steps of an agent's episode")
+    parser.add_argument(
+        "--predict", type=float, default=0.3, help="of a graph's time, what may be predicted on the way"
+    )
+    parser.add_argument("--target", default="llvm")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    options = parser.parse_args()
+    failed = 0
+    wanted = [run for run in runs(options) if not run.path(options.out).exists()]
+    for number, run in enumerate(wanted, 1):
+        print(f"{time.strftime('%H:%M:%S')} {number} of {len(wanted)}: {run.model} {run.method} {run.seed}", flush=True)
+        process = multiprocessing.get_context("spawn").Process(target=done, args=(run, options.out))
+        process.start()
+        process.join()
+        if process.exitcode:
+            failed += 1
+            print(f"  failed (exit code {process.exitcode}); the others go on", flush=True)
+            continue
+        row = json.loads(run.path(options.out).read_text())
+        print(
+            f"  {1e3 * row['start_secs']:.3f} -> {1e3 * row['best_secs']:.3f} ms "
+            f"({row['start_secs'] / row['best_secs']:.3f}x, {row['env_steps']} steps, {row['wall_secs']:.0f} s)",
+            flush=True,
+        )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
