@@ -20,6 +20,7 @@ from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.controller import Controller, Eyes, LatentObservation
 from rlflow_tvm.agents.world.dream import Dream, DreamEnv, imagine
 from rlflow_tvm.agents.world.model import WorldModel
+from rlflow_tvm.agents.world.savings import savings, squeezed
 from rlflow_tvm.agents.world.training import _Training, make_controller, train
 from rlflow_tvm.errors import AgentError
 
@@ -219,6 +220,24 @@ def test_a_dream_ends_where_the_members_disagree(env, model):
     assert (after[1] <= 0).all()  # the more cautious one's, and nothing for what is not known
 
 
+def test_a_dream_pays_what_improves_on_its_best(env, model):
+    policy = UniformPolicy(model.sizes)
+    dream = Dream.along(model, [model.trace(collect_episode(env, policy, episode_rng(1, 0)))], [], 1.0, 6)
+    generator, rules = torch.Generator().manual_seed(0), torch.zeros(8, dtype=torch.long)
+    state = dream.draw(8, generator)
+    for told in (2.0, -3.0, 1.0, 2.5):
+        with torch.no_grad():
+            for memory in model.members:
+                memory.reward[-1].weight.fill_(0.0)
+                memory.reward[-1].bias.fill_(float(squeezed(torch.tensor(told))))
+        before, (state, rewards, _) = state, dream.step(state, rules, rules, generator)
+        torch.testing.assert_close(state.saved, before.saved + told, rtol=0, atol=1e-4)
+        improved = (state.saved - before.best).clamp(min=0.0)
+        torch.testing.assert_close(rewards, 0.9 * improved + 0.1 * told, rtol=0, atol=1e-4)
+    stop = torch.full((8,), model.sizes.stop_rule)
+    assert dream.step(state, stop, rules, generator)[1].tolist() == [0.0] * 8
+
+
 def test_dreams_begin_along_real_episodes_with_what_was_remembered_there(env, model):
     policy = UniformPolicy(model.sizes)
     traces = [model.trace(collect_episode(env, policy, episode_rng(1, number))) for number in range(5)]
@@ -233,6 +252,12 @@ def test_dreams_begin_along_real_episodes_with_what_was_remembered_there(env, mo
             with torch.no_grad():
                 _, state = model.memory.step(here, state)
             row += 1
+    for episode, number in zip(range(5), dream._beginnings.tolist(), strict=True):
+        saved = savings(collect_episode(env, policy, episode_rng(1, episode))).cumsum()
+        rows = slice(number, number + len(saved))
+        before = np.concatenate([[0.0], saved[:-1]])
+        np.testing.assert_allclose(dream._starts.saved[rows], before, atol=1e-3)
+        np.testing.assert_allclose(dream._starts.best[rows], np.maximum.accumulate(before), atol=1e-3)
     assert dream._beginnings.tolist() == list(np.cumsum([0, *map(len, traces)])[:-1])
     drawn = dream.draw(400, torch.Generator().manual_seed(0)).latents
     first = dream._starts.latents[dream._beginnings]

@@ -18,6 +18,7 @@ from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.learning import MemoryLearner, VisionLearner
 from rlflow_tvm.agents.world.memory import Memory, Prediction, Steps
 from rlflow_tvm.agents.world.model import WorldModel, actions_of, facts_of, following, joined, memory_losses, score
+from rlflow_tvm.agents.world.savings import savings, squeezed, stretched
 from rlflow_tvm.agents.world.training import make_model
 from rlflow_tvm.agents.world.vision import site_counts
 from rlflow_tvm.errors import AgentError
@@ -146,14 +147,16 @@ def test_facts_are_those_of_the_graphs(toy_sizes, episodes):
         assert facts.operators[row].expm1().sum().round() == len(observation.nodes)
         assert facts.counts[row].sum() == len(observation.site_rules)
     actions = actions_of(episodes[:5])
-    assert actions.rewards.tolist() == [reward for episode in episodes[:5] for reward in episode.rewards]
+    for episode, saved in zip(episodes[:5], actions.rewards.split([len(each) for each in episodes[:5]]), strict=True):
+        first, drops = episode.run_secs[0], -np.diff(episode.run_secs)
+        np.testing.assert_allclose(stretched(saved).numpy(), (100 * drops / first).clip(-100, 100), rtol=1e-4)
     assert bool((facts.counts[torch.arange(len(observations)), actions.rules] > actions.locations).all())
 
 
 def test_an_environment_must_tell_times(toy_sizes, episodes):
     silent = Episode(**{**vars(episodes[0]), "run_secs": []})
     with pytest.raises(AgentError, match="run_secs"):
-        facts_of([silent], toy_sizes)
+        savings(silent)
 
 
 def test_latents_have_mean_nought_and_deviation_one(learnt, episodes):
@@ -184,6 +187,15 @@ def test_memory_foresees_episodes_that_it_has_not_seen(learnt, episodes):
     assert found["rule_mask_f1"] > 0.92
     assert found["rule_change_f1"] > 0.25  # a mask that stays as it is has none
     assert found["locations_exact"] > 0.9
+
+
+def test_savings_are_squeezed_and_stretched_back():
+    values = torch.tensor([-99.0, -3.0, -0.05, 0.0, 0.001, 0.1, 7.0, 80.0])
+    told = squeezed(values)
+    torch.testing.assert_close(stretched(told), values)
+    assert float(told[5]) == pytest.approx(math.log(2))
+    assert bool((told.diff() > 0).all())
+    assert stretched(squeezed(torch.tensor([-1e5, 1e5]))).tolist() == [-100.0, 100.0]
 
 
 def test_counts_are_those_of_the_masks(random_observation, sizes):

@@ -18,9 +18,12 @@ from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.world.controller import Controller, LatentObservation, latent_space
 from rlflow_tvm.agents.world.memory import Memory, Recurrent, Steps, disagreement
 from rlflow_tvm.agents.world.model import Trace, WorldModel, joined
+from rlflow_tvm.agents.world.savings import stretched
 
 _BEGINNINGS = 0.25
 """Of the dreams, those that begin where a real episode did; the others begin anywhere along one."""
+_SAVING_SHARE = 0.1
+"""Of a reward, what the step itself saves; the rest is for what it improves on the best."""
 _USUAL = 0.99
 """Of real steps, those on which Ms disagree no more than usual."""
 
@@ -31,11 +34,13 @@ class DreamState:
 
     latents: torch.Tensor  # (N, Z)
     counts: torch.Tensor  # (N, R+1) sites of each rule, whole numbers
+    saved: torch.Tensor  # (N,) so far, in percent of the episode's first graph
+    best: torch.Tensor  # (N,) the most that was saved so far
     memories: tuple[Recurrent, ...]  # of each M
 
     def __getitem__(self, rows: torch.Tensor) -> DreamState:
         memories = tuple(Recurrent(each.h[rows], each.c[rows]) for each in self.memories)
-        return DreamState(self.latents[rows], self.counts[rows], memories)
+        return DreamState(self.latents[rows], self.counts[rows], self.saved[rows], self.best[rows], memories)
 
     @property
     def vectors(self) -> torch.Tensor:
@@ -82,7 +87,9 @@ class Dream:
         steps, lengths = joined([trace.steps for trace in learnt]), [len(trace) for trace in learnt]
         states = tuple(memory.states(steps, lengths) for memory in model.members)
         beginnings = torch.tensor([0, *lengths]).cumsum(0)[:-1]
-        starts = DreamState(steps.latents, steps.counts, states)
+        before = [torch.cat([torch.zeros(1), stretched(trace.rewards[:-1]).cumsum(0)]) for trace in learnt]
+        best = torch.cat([each.cummax(0).values for each in before])
+        starts = DreamState(steps.latents, steps.counts, torch.cat(before), best, states)
         return Dream(model.sizes, model.members, starts, beginnings, usual_limit(model, held), temperature, horizon)
 
     @property
@@ -100,23 +107,30 @@ class Dream:
     def step(
         self, state: DreamState, rules: torch.Tensor, locations: torch.Tensor, generator: torch.Generator
     ) -> tuple[DreamState, torch.Tensor, torch.Tensor]:
-        """The states after one action each, rewards float32 (N,), and which dreams terminated, bool (N,)."""
+        """The states after one action each, rewards float32 (N,), and which dreams terminated, bool (N,).
+
+        The rewards are those of `envs.rewards.ImprovementReward`.
+        """
         steps = Steps(state.latents, state.counts, rules, locations)
-        told = [memory.step(steps, each) for memory, each in zip(self.memories, state.memories, strict=True)]
-        foreseen, memories = [each for each, _ in told], tuple(each for _, each in told)
+        after = [memory.step(steps, each) for memory, each in zip(self.memories, state.memories, strict=True)]
+        foreseen, memories = [each for each, _ in after], tuple(each for _, each in after)
         stop = self.sizes.stop_rule
         legal = foreseen[0].rule_logits > 0
         legal[:, stop] = True
         counts = foreseen[0].log_counts.expm1().round().clamp(1, self.sizes.num_locations) * legal
         counts[:, stop] = 1
-        rewards = torch.stack([each.rewards for each in foreseen]).amin(dim=0) * self.memories[0].reward_deviation
+        told = torch.stack([each.rewards for each in foreseen]).amin(dim=0) * self.memories[0].reward_deviation
+        savings = torch.where(rules == stop, torch.zeros(()), stretched(told))
         unknown = disagreement(foreseen) > self.limit
-        rewards = torch.where(unknown, rewards.clamp(max=0.0), rewards)
+        savings = torch.where(unknown, savings.clamp(max=0.0), savings)
+        saved = state.saved + savings
+        best = torch.maximum(state.best, saved)
+        rewards = (1.0 - _SAVING_SHARE) * (best - state.best) + _SAVING_SHARE * savings
         ends = torch.sigmoid(foreseen[0].terminal_logits)
         terminated = ends > (torch.rand(len(ends), generator=generator) if self.temperature else 0.5)
         terminated |= (rules == stop) | ~legal[:, :stop].any(dim=1) | unknown
         latents = foreseen[0].sample(self.temperature, generator)
-        return DreamState(latents, counts, memories), rewards, terminated
+        return DreamState(latents, counts, saved, best, memories), rewards, terminated
 
 
 @torch.inference_mode()

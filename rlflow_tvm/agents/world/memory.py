@@ -46,7 +46,7 @@ class Prediction:
     log_weights: torch.Tensor  # (N, K), normalised
     means: torch.Tensor  # (N, K, Z)
     log_deviations: torch.Tensor  # (N, K, Z)
-    rewards: torch.Tensor  # (N,) in units of the reward's deviation
+    rewards: torch.Tensor  # (N,) what is saved, squeezed, in units of its deviation
     terminal_logits: torch.Tensor  # (N,)
     rule_logits: torch.Tensor  # (N, R+1)
     log_counts: torch.Tensor  # (N, R+1) log(1 + sites), where the rule applies
@@ -90,7 +90,7 @@ class Memory(nn.Module):
         gaussians: of the mixture (RLFlow: 8).
     """
 
-    reward_deviation: torch.Tensor  # () what rewards are divided by
+    reward_deviation: torch.Tensor  # () what squeezed savings are divided by
 
     def __init__(self, sizes: ObservationSizes, latent: int, width: int, gaussians: int) -> None:
         super().__init__()

@@ -14,8 +14,8 @@ from torch.nn import functional
 from rlflow_tvm.agents.observation import CompactObservation, ObservationSizes, actions_at, collate
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.world.memory import Memory, Prediction, Steps
+from rlflow_tvm.agents.world.savings import savings, squeezed
 from rlflow_tvm.agents.world.vision import Actions, GraphFacts, Vision, site_counts
-from rlflow_tvm.errors import AgentError
 
 _AT_ONCE = 64
 
@@ -28,7 +28,7 @@ class Trace:
     """
 
     steps: Steps  # T of them
-    rewards: torch.Tensor  # (T,)
+    rewards: torch.Tensor  # (T,) what each step saved, squeezed
     terminal: torch.Tensor  # (T,) 1 where the episode terminated
 
     def __len__(self) -> int:
@@ -89,21 +89,21 @@ class WorldModel(nn.Module):
 
 
 def facts_of(episodes: Sequence[Episode], sizes: ObservationSizes) -> tuple[list[CompactObservation], GraphFacts]:
-    """All graphs of the episodes, and what V is to tell of them; AgentError where the environment told no times."""
+    """All graphs of the episodes, and what V is to tell of them."""
     observations = [kept for episode in episodes for kept in episode.observations]
     run_secs: list[float] = []
     for episode in episodes:
-        if len(episode.run_secs) != len(episode) + 1:
-            raise AgentError("world model: the environment must tell run_secs, finite, in each step's info")
         run_secs += episode.run_secs[:-1]
     return observations, GraphFacts.of(observations, run_secs, sizes)
 
 
 def actions_of(episodes: Sequence[Episode]) -> Actions:
-    """What was done in the episodes, one after another, and what it earned."""
+    """What was done in the episodes, one after another, and what it saved; AgentError where the environment told no
+    times."""
     chosen = np.concatenate([actions_at(episode.observations, episode.sites) for episode in episodes])
     rules, locations = torch.from_numpy(chosen).T
-    return Actions(rules, locations, torch.tensor([reward for episode in episodes for reward in episode.rewards]))
+    saved = np.concatenate([savings(episode) for episode in episodes])
+    return Actions(rules, locations, squeezed(torch.from_numpy(saved)))
 
 
 def memory_losses(memory: Memory, traces: Sequence[Trace]) -> dict[str, torch.Tensor]:
@@ -151,7 +151,8 @@ def at(foreseen: Prediction, rows: torch.Tensor) -> Prediction:
 
 @torch.inference_mode()
 def score(model: WorldModel, episodes: Sequence[Episode]) -> dict[str, float]:
-    """How well M knows episodes that it has not seen: `nll` of z' in nats, R² of the reward, F1 of the rule mask and of
+    """How well M knows episodes that it has not seen: `nll` of z' in nats, R² of what is
+    saved (squeezed), F1 of the rule mask and of
     the changes in it, and the share of locations' counts that are foreseen exactly."""
     traces = [model.trace(episode) for episode in episodes]
     steps, lengths = joined([trace.steps for trace in traces]), [len(trace) for trace in traces]

@@ -41,7 +41,7 @@ class GraphFacts:
 
 @dataclass(frozen=True, eq=False)
 class Actions:
-    """What was done to B graphs: rule and location int64 (B,), the reward float32 (B,)."""
+    """What was done to B graphs: rule and location int64 (B,), what it saved (squeezed: `savings`), float32 (B,)."""
 
     rules: torch.Tensor
     locations: torch.Tensor
@@ -111,6 +111,6 @@ class Vision(nn.Module):
         }
 
     def reward_loss(self, latents: torch.Tensor, actions: Actions) -> torch.Tensor:
-        """What is told wrongly of an action's reward: a latent must know the graph as far as rewards depend on it."""
+        """What is told wrongly of what an action saves: a latent must know the graph as far as that depends on it."""
         told = self.decoder(latents) + self.rule(actions.rules) + self.location(actions.locations)
         return functional.mse_loss(self.reward(told).squeeze(1), actions.rewards / self.reward_deviation)
