@@ -22,6 +22,9 @@ def main(
     shape: Annotated[list[str] | None, typer.Option(help="NAME=1,3,224,224 for a model with dynamic shapes.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Environment steps, counted over all runs of this folder.")] = 2000,
     horizon: Annotated[int, typer.Option(min=1, help="Steps after which an episode is cut off.")] = 200,
+    start: Annotated[
+        Path | None, typer.Option(help="A plan for MODEL that `optimize` wrote: episodes may begin at its graph.")
+    ] = None,
     predict: cli.PredictOption = 0.0,
     reward: Annotated[
         str,
@@ -45,9 +48,12 @@ def main(
     """
     cli.check_writable(json)
     tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
+    from rlflow_tvm.errors import UsageError
     from rlflow_tvm.training import train_on_models
 
     names = models or ["zoo:demo"]
+    if start is not None and len(names) != 1:
+        raise UsageError("--start is a plan for one model: train on that one alone")
     with cli.progress_bar("training") as bar:
         outcome = train_on_models(
             {name: cli.model_path(name) for name in names},
@@ -61,6 +67,7 @@ def main(
             shapes=shapes,
             horizon=horizon,
             predict=predict,
+            starts=None if start is None else {names[0]: start},
             reward=reward,
             progress=bar,
             workers=workers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -156,6 +157,7 @@ def train_on_models(
     predict: float = 0.0,
     reward: str = REWARD,
     settings: Mapping[str, Any] | None = None,
+    starts: Mapping[str, Path] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
     workers: int | None = None,
     ray: str | None = None,
@@ -166,7 +168,8 @@ def train_on_models(
     many actors of the Ray cluster at that address (by default one for each of its processors). `remote`: the
     machines that kernels are measured on, in place of this one. `predict`: how much of a graph's time may be predicted
     in a step; the best plans are measured. `reward`: one of `envs.rewards.REWARDS`. `settings`: of the agent, by name,
-    where they are not to be the defaults.
+    where they are not to be the defaults. `starts`: of some models a plan file, as a search
+    finds it: its graph is remembered from the beginning.
 
     AgentError or UsageError, before anything is imported or priced, if `out` cannot be used; AgentError if the
     training in it was on other modules, for another target or with other settings.
@@ -188,9 +191,17 @@ def train_on_models(
         problems = make_problems(modules, prices.cost_model)
         env = make_env(problems, horizon, reward)
 
+        given = {name: Plan.load(path) for name, path in (starts or {}).items()}
+        priced = {
+            name: problems[name].cost(problems[name].start.replay(plan), measured=True) for name, plan in given.items()
+        }
+
         @cache  # at the first step: only then is it known that the plans in the folder are of this training
         def plans() -> BestPlans:
-            return BestPlans(out, problems)
+            best = BestPlans(out, problems)
+            for name, plan in given.items():
+                best.offer(name, plan, priced[name].run_secs, 0)
+            return best
 
         ours = target_key(target, None if remote is None else remote.key)
 
@@ -233,6 +244,10 @@ def train_on_models(
                 "predict": predict,
             },
             workers=Workers(FACTORY, told, workers, ray) if elsewhere else None,
+            starts=[
+                {"model": name, "run_secs": priced[name].run_secs, "plan": dataclasses.asdict(plan)}
+                for name, plan in given.items()
+            ],
         )
         plans().finish()
         return TrainingOutcome(

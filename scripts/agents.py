@@ -33,7 +33,9 @@ from rlflow_tvm.search import SEARCHES, Budget, SearchResult, make_search
 from rlflow_tvm.superoptimize import agent_search
 from rlflow_tvm.training import train_on_models
 
-DRAWN = {"random", "random-restarts", *AGENTS}
+AFTER = "-after-"
+METHODS = [*SEARCHES, *AGENTS, *(f"{agent}{AFTER}greedy" for agent in AGENTS)]
+DRAWN = set(METHODS) - {"greedy", "backtracking", "beam", "family", "variable-depth"}
 """Methods that depend on the seed."""
 EPISODES = 16
 
@@ -82,18 +84,29 @@ def search_run(run: Run) -> dict[str, Any]:
 
 
 def agent_run(run: Run, folder: Path) -> dict[str, Any]:
+    """A training; after a search, which is paid for out of the same steps, where the method says so."""
+    agent, _, search = run.method.partition(AFTER)
+    spent, curve, starts = 0, [], {}
+    if search:
+        before = searched(run, make_search(search, run.seed, Budget(run.steps // 2)))[1]
+        spent, curve = before.env_steps, [list(point) for point in before.curve]
+        starts[run.model] = folder.with_suffix(".start.plan")
+        before.plan.save(starts[run.model])
     outcome = train_on_models(
-        {run.model: model_path(run.model)}, run.method, parse_target(run.target), steps=run.steps, seed=run.seed,
+        {run.model: model_path(run.model)}, agent, parse_target(run.target), steps=run.steps - spent, seed=run.seed,
         out=folder, resume=(folder / "agent.safetensors").exists(), horizon=run.horizon, predict=run.predict,
+        starts=starts,
     )  # fmt: skip
     (trained,) = outcome.models
-    curve = [json.loads(line) for line in (folder / "best.jsonl").read_text().splitlines()]
+    curve += [[0, trained.run_secs_before]] if not search else []
+    found_when = [json.loads(line) for line in (folder / "best.jsonl").read_text().splitlines()]
+    curve += [[spent + each["env_steps"], each["run_secs"]] for each in found_when]
     asked = searched(run, agent_search(outcome.checkpoint, run.seed, Budget(EPISODES * run.horizon)))[1]
     return {
         "start_secs": trained.run_secs_before,
         "best_secs": trained.run_secs_after,
-        "env_steps": outcome.env_steps,
-        "curve": [[0, trained.run_secs_before], *([each["env_steps"], each["run_secs"]] for each in curve)],
+        "env_steps": spent + outcome.env_steps,
+        "curve": curve,
         "wall_secs": outcome.wall_secs,
         "actions": list(Plan.load(trained.plan).actions),
         "log": [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()],
@@ -121,7 +134,7 @@ def runs(options: argparse.Namespace) -> Iterator[Run]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["zoo:demo"], help="ONNX files or zoo:NAME")
-    parser.add_argument("--methods", nargs="+", default=["greedy", "random", "ppo"], choices=[*SEARCHES, *AGENTS])
+    parser.add_argument("--methods", nargs="+", default=["greedy", "random", "ppo"], choices=METHODS)
     parser.add_argument("--seeds", type=int, default=5, help="how many")
     parser.add_argument("--steps", type=int, default=10_000, help="environment steps of each run")
     parser.add_argument("--horizon", type=int, default=60, help="steps of an agent's episode")

@@ -86,6 +86,20 @@ def test_a_training_goes_on_with_its_best_plan(chain, tmp_path):
     assert all(0 < each["env_steps"] <= again.env_steps for each in curve)
 
 
+def test_a_training_remembers_the_plan_it_is_given(chain, tmp_path):
+    problem = RewriteProblem(from_onnx(chain, {"x": (1, 4)}), Priced(HERE))
+    found = Greedy().run(problem)
+    found.plan.save(tmp_path / "greedy.json")
+    outcome = train(chain, tmp_path / "out", starts={"chain": tmp_path / "greedy.json"})
+    assert outcome.models[0].run_secs_after <= found.run_secs_after < found.run_secs_before
+    curve = [json.loads(line) for line in (tmp_path / "out" / "best.jsonl").read_text().splitlines()]
+    assert (curve[0]["env_steps"], curve[0]["run_secs"]) == (0, found.run_secs_after)
+    other = model(tmp_path / "other.onnx", "Tanh", "Relu", "Relu")
+    with pytest.raises(RlflowError, match="another module"):
+        train(other, tmp_path / "other", starts={"chain": tmp_path / "greedy.json"})
+    assert not (tmp_path / "other").exists()
+
+
 def test_an_unknown_reward_is_refused_at_once(chain, tmp_path):
     with pytest.raises(UsageError, match="no reward is called 'gold': there are incremental"):
         train(chain, tmp_path / "out", reward="gold")

@@ -28,9 +28,14 @@ class Archive:
 
     def add(self, episode: Episode) -> None:
         """Take in an episode's cheapest graph, where the environment told one."""
-        if not self.share or any(name not in episode.summary for name in _KEPT):
+        if all(name in episode.summary for name in _KEPT):
+            self.take(episode.summary)
+
+    def take(self, summary: Mapping[str, Any]) -> None:
+        """Take in a graph: {"model", "run_secs", "plan"}, as an environment tells it."""
+        if not self.share:
             return
-        found = {name: episode.summary[name] for name in _KEPT}
+        found = {name: summary[name] for name in _KEPT}
         kept = self.kept.setdefault(found["model"], [])
         if found["run_secs"] not in [each["run_secs"] for each in kept]:
             kept.append(found)

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -91,6 +91,7 @@ def train(
     metadata: Mapping[str, Any] | None = None,
     checkpoint_secs: float = 5.0,
     workers: Workers | None = None,
+    starts: Sequence[Mapping[str, Any]] = (),
 ) -> TrainingResult:
     """Train with PPO until `total_steps` environment steps, counted over all runs, and leave the agent in `out_dir`.
 
@@ -115,6 +116,8 @@ def train(
         metadata: JSON to be stored with the agent, for example the rules' names; `Agent.metadata` has it again.
         checkpoint_secs: least time between checkpoints; they are written between updates, and at the end.
         workers: collect the episodes there, several at once.
+        starts: graphs remembered from the beginning, as the environment tells them of episodes; a resumed training has
+            its own.
 
     Raises:
         AgentError: `out_dir` holds a training and `resume` is off, or holds none and it is on; or it was trained with
@@ -130,6 +133,8 @@ def train(
     with torch_settings(config.threads):
         learner, counts = PPO(sizes, config, seed), _Counts()
         archive = Archive(config.remembered, config.remembered_share)
+        for each in starts:
+            archive.take(each)
         path = folder / checkpoint.FILE_NAME
         if resume:
             counts = _restore(path, learner, archive, identity)

@@ -25,9 +25,10 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
     Action `(rule, location)`: the rule's number, and which of its first 200 sites; rule R (one past the last) stops.
     Observation: see `observation.observe`. Reward: see `rewards`; -100 for an action outside the masks, which leaves
     the graph as it is. An episode is `terminated` by stop, when no rule applies any more, or when the graph costs more
-    than `limit` times the first one (TASO's search gives such graphs up too); the cost then counts as just that. It is
-    `truncated` after `horizon` steps. The state is the start module and the actions since: `replay` and `fork` build
-    on that, and `reset`'s option "plan" begins an episode, with its whole horizon, at a plan's end.
+    than `limit` times the episode's first one: from there on steps lead nowhere (TASO's search gives up such graphs
+    too). The cost then counts as just that. It is `truncated` after `horizon` steps. The state is the start module and
+    the actions since: `replay` and `fork` build on that, and `reset`'s option "plan" begins an episode, with its whole
+    horizon, at a plan's end.
 
     `reward`: a name in `rewards.REWARDS`, or a reward of one's own. `target` may be given as a `CostModel`, to share
     its measurements between environments; `problem`, in place of module, target and rules, shares the start state too.
@@ -42,7 +43,7 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         rules: RuleSet | None = None,
         horizon: int = 200,
         reward: str | Reward = "relative",
-        limit: float = 1.3,
+        limit: float = 1.1,
         problem: RewriteProblem | None = None,
     ) -> None:
         if horizon < 1:
@@ -71,6 +72,7 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
     def _begin(self) -> None:
         self.state: GraphState = self.problem.start
         self.cost = self.best_cost = self._start_cost
+        self._first_secs = self._start_cost.run_secs
         self._steps = 0
         self._over = False
         self._refused: set[RewriteAction] = set()
@@ -103,7 +105,7 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         self._begin()
         if options and "plan" in options:
             self.replay(options["plan"])
-            self._steps = 0
+            self._steps, self._first_secs = 0, self.run_secs
         return observe(self.state), self._info("reset")
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
@@ -130,7 +132,7 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         else:
             self.state, self.cost = following
             self._refused = set()
-            most = self.limit * self._start_cost.run_secs
+            most = self.limit * self._first_secs
             lost = self.cost.run_secs > most
             counted = replace(self.cost, run_secs=most) if lost else self.cost
         observation = observe(self.state, self._refused)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from training_checks import assert_same_training
 
 from rlflow_tvm.agents.archive import Archive
 from rlflow_tvm.agents.collect import collect_episode, episode_rng
@@ -76,3 +77,17 @@ def test_training_begins_episodes_at_the_cheapest_graphs_and_tells_returns_of_th
 def test_impossible_shares_are_refused(name, value):
     with pytest.raises(AgentError, match=name):
         dataclasses.replace(CONFIG, **{name: value})
+
+
+def test_a_training_may_begin_at_a_graph_that_it_is_given(toy, tmp_path):
+    """Until it has met cheaper ones; a resumed one has it from the checkpoint."""
+    given = {"model": "toy", "run_secs": 0.0, "plan": [[toy.HOT, toy.HOT, toy.RED], [1, 0]]}
+    config, seen = dataclasses.replace(CONFIG, remembered_share=0.5), []
+    env = toy.ToyRewriteEnv(length=6, horizon=8)
+    train(env, config, 80, 1, tmp_path / "straight", on_episode=seen.append, starts=[given])
+    begun = [episode for episode in seen if episode.remembered]
+    assert begun
+    assert any(len(episode.observations[0].nodes) == 3 for episode in begun)
+    train(env, config, 40, 1, tmp_path / "cut", starts=[given])
+    train(env, config, 80, 1, tmp_path / "cut", resume=True)
+    assert_same_training(tmp_path / "straight", tmp_path / "cut")

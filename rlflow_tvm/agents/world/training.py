@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -88,6 +88,7 @@ def train(
     metadata: Mapping[str, Any] | None = None,
     checkpoint_secs: float = 30.0,
     workers: Workers | None = None,
+    starts: Sequence[Mapping[str, Any]] = (),
 ) -> TrainingResult:
     """Train a world model and a controller in its dreams; see `agents.training.train`.
 
@@ -105,6 +106,7 @@ def train(
     with torch_settings(config.threads), ExitStack() as stack:
         training = _Training(env, config, total_steps, seed, folder, identity, checkpoint_secs)
         training.on_step, training.on_episode, training.on_work = on_step, on_episode, on_work
+        training.starts = list(starts)
         training.begin(resume)
         training.log = stack.enter_context(ProgressLog(folder, training.counts.lines, training.env_steps))
         training.collect(workers)
@@ -142,6 +144,7 @@ class _Training:
         self.model = make_model(self.sizes, config)
         self.ppo = PPO(self.sizes, config.controller, seed, lambda: make_controller(self.sizes, config))
         self.best = self._agent_now()
+        self.starts: list[Mapping[str, Any]] = []
         self.counts = _Counts()
         self._make_learners()
         self._started = self._saved_at = time.monotonic()
@@ -208,6 +211,8 @@ class _Training:
     def _archive(self, number: int) -> Archive:
         """The cheapest graphs of so many episodes."""
         archive = Archive(self.config.remembered, self.config.remembered_share)
+        for each in self.starts:
+            archive.take(each)
         for episode in self.rollouts.episodes[:number]:
             archive.add(episode)
         return archive
@@ -346,6 +351,7 @@ class _Training:
             **self._identity,
             "sizes": dataclasses.asdict(self.sizes),
             "learner": self.ppo.numbers(),
+            "starts": self.starts,
             "learnt": {
                 name: {"done": learner.done, "best_step": learner.best_step, "best_loss": learner.best_loss}
                 for name, learner in self.learners.items()
@@ -359,7 +365,7 @@ class _Training:
     def _restore(self) -> None:
         tensors, description = checkpoint.load_checkpoint(self.path)
         refuse_differences(self.path, description, self._identity, self.sizes)
-        self.counts = _Counts(**description["counts"])
+        self.counts, self.starts = _Counts(**description["counts"]), description["starts"]
         load_parameters(self.model, tensors, "world")
         self._make_learners()
         for name, learner in self.learners.items():
