@@ -132,7 +132,7 @@ def heat_map(found: dict[str, dict[tuple[str, int], list[Row]]], path: Path) -> 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--plots", action="store_true", help="curves too (needs matplotlib)")
+    parser.add_argument("--plots", action="store_true", help="curves too (extra [plots])")
     options = parser.parse_args()
     found = rows_of(options.folder)
     if not found:

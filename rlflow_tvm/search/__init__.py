@@ -31,7 +31,7 @@ SEARCHES: dict[str, Callable[[int], _Made]] = {
     "backtracking": lambda _seed: Backtracking(),
     "beam": lambda _seed: Beam(),
     "random": lambda seed: RandomSearch(seed=seed),
-    "random-restarts": lambda seed: RandomSearch(seed=seed, remembered=16),
+    "random-restarts": lambda seed: RandomSearch(seed=seed, remembered=16, limit=1.1),
     "family": lambda _seed: FamilySearch(),
     "variable-depth": lambda _seed: VariableDepth(),
 }

@@ -16,20 +16,23 @@ from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
 
 DEFAULT_WALKS = Budget(1_000)
 """Random search does not end by itself."""
+_SHARE = 0.75
+"""Of the walks, those from remembered graphs: as of an agent's episodes."""
 
 
 @dataclass
 class RandomSearch:
     """Walks of at most `horizon` moves: first a rule among those that apply, then one of its sites, both uniformly.
 
-    `stop` is one more rule, as it is for an agent whose policy is uniform under the masks. With `remembered`, half of
-    the walks begin at one of so many cheapest graphs met (as in Go-Explore, Ecoffet et al. 2021): what is left of an
-    agent that does so too when it learns nothing.
+    `stop` is one more rule, as it is for an agent whose policy is uniform under the masks. With `remembered`, most
+    walks begin at one of so many cheapest graphs met (as in Go-Explore, Ecoffet et al. 2021), and a walk is given up
+    where a graph costs more than `limit` times its first: what is left of an agent that learns nothing.
     """
 
     seed: int = 0
     horizon: int = 200
     remembered: int = 0
+    limit: float = math.inf
     budget: Budget = DEFAULT_WALKS
 
     def run(self, problem: RewriteProblem, progress: Progress | None = None) -> SearchResult:
@@ -38,9 +41,9 @@ class RandomSearch:
         best = Incumbent(problem, self.budget, progress)
         kept: list[tuple[float, GraphState]] = []  # cheapest first, no two of one cost
         while not best.exhausted:
-            state = kept[int(rng.integers(len(kept)))][1] if kept and rng.random() < 0.5 else problem.start
+            state = kept[int(rng.integers(len(kept)))][1] if kept and rng.random() < _SHARE else problem.start
             before = best.spent
-            lowest = math.inf, state
+            lowest, first = (math.inf, state), problem.cost(state).run_secs
             for _ in range(self.horizon):
                 action = random_action(state, rng)
                 if action is None or best.exhausted:
@@ -52,6 +55,8 @@ class RandomSearch:
                 best.offer(state, cost.run_secs)
                 best.report()
                 lowest = min(lowest, (cost.run_secs, state), key=lambda each: each[0])
+                if cost.run_secs > self.limit * first:
+                    break
             if self.remembered and lowest[0] < math.inf:
                 secs = problem.cost(lowest[1], measured=True).run_secs
                 if secs not in [each[0] for each in kept]:

@@ -261,6 +261,32 @@ def test_refused_moves_do_not_stop_a_search():
         assert graph.weight_only.issuperset(transforms)
 
 
+def test_random_walks_go_on_from_remembered_graphs():
+    """So that a plan becomes longer than any walk."""
+    budget = Budget(600)
+    short = RandomSearch(seed=0, budget=budget, horizon=3).run(problem_of(conv_chain(), LAYOUT))
+    long = RandomSearch(seed=0, budget=budget, horizon=3, remembered=8).run(problem_of(conv_chain(), LAYOUT))
+    assert len(short.plan) <= 3 < len(long.plan)
+    assert long.run_secs_after < short.run_secs_after
+
+
+def test_random_walks_are_given_up_at_their_limit(monkeypatch):
+    problem = problem_of(conv_chain(), LAYOUT, blocked_conv=200.0)
+    left_from: list[float] = []
+    successor = problem.successor
+
+    def asked(state, action, **options):
+        left_from.append(problem.cost(state).run_secs / problem.start_secs)
+        return successor(state, action, **options)
+
+    monkeypatch.setattr(problem, "successor", asked)
+    RandomSearch(seed=0, budget=Budget(300), horizon=20).run(problem)
+    assert max(left_from) > 1.02
+    left_from.clear()
+    RandomSearch(seed=0, budget=Budget(300), horizon=20, limit=1.01).run(problem)
+    assert max(left_from) <= 1.01
+
+
 def test_agent_search_follows_the_policy_once_then_samples():
     problem = problem_of(conv_chain(), LAYOUT)
     script = ("block_conv", "unpack_after_binary", "unpack_after_unary", "block_conv", "cancel_pack_of_unpack")
