@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import json
 import multiprocessing
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -144,13 +145,17 @@ def main() -> int:
     parser.add_argument("--target", default="llvm")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     failed = 0
     wanted = [run for run in runs(options) if not run.path(options.out).exists()]
     for number, run in enumerate(wanted, 1):
         print(f"{time.strftime('%H:%M:%S')} {number} of {len(wanted)}: {run.model} {run.method} {run.seed}", flush=True)
         process = multiprocessing.get_context("spawn").Process(target=done, args=(run, options.out))
         process.start()
-        process.join()
+        try:
+            process.join()
+        finally:
+            process.kill()  # where this one is told to end; what was not finished is gone on with another time
         if process.exitcode:
             failed += 1
             print(f"  failed (exit code {process.exitcode}); the others go on", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +34,7 @@ class Archive:
 
     def take(self, summary: Mapping[str, Any]) -> None:
         """Take in a graph: {"model", "run_secs", "plan"}, as an environment tells it."""
-        if not self.share:
+        if not self.share or not math.isfinite(summary["run_secs"]):  # a kernel may fail when it is measured in the end
             return
         found = {name: summary[name] for name in _KEPT}
         kept = self.kept.setdefault(found["model"], [])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import lru_cache
 
 import tvm
 
 from rlflow_tvm.cost import CostModel, GraphCost
 from rlflow_tvm.errors import EnvError, RewriteError
 from rlflow_tvm.kernels import Kernel, vector_lanes
-from rlflow_tvm.passes import GraphState, RewriteAction, RuleSet, default_rules
+from rlflow_tvm.passes import GraphState, Plan, RewriteAction, RuleSet, default_rules
 
 log = logging.getLogger("rlflow_tvm")
 
@@ -31,6 +32,7 @@ class RewriteProblem:
         self.stopped = False
         self.refusals: dict[tuple[int, str], str] = {}
         self._end_to_end: dict[int, float] = {}
+        self._replay = lru_cache(maxsize=32)(self.start.replay)
         if self.start.graph.is_empty:
             raise EnvError("the module computes nothing from its inputs: there is nothing to rewrite")
         self._reach = cost_model.reach(self.start.graph)
@@ -49,6 +51,10 @@ class RewriteProblem:
         With `measured` no kernel's time is predicted, whatever the cost model's policy.
         """
         return self.cost_model.cost(state.graph, reach=self._reach, measured=measured)
+
+    def replay(self, plan: Plan) -> GraphState:
+        """The state at a plan's end, remembered for the last few plans; errors as `GraphState.replay`'s."""
+        return self._replay(plan)
 
     def kernels(self, state: GraphState) -> list[Kernel]:
         """The kernels whose times `cost` sums up."""

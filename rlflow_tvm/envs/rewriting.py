@@ -188,7 +188,7 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
 
     def replay(self, plan: Plan) -> None:
         """Reset and apply `plan`; PlanError if it is not for this module, EnvError if its graph cannot be priced."""
-        state = self.problem.start.replay(plan)
+        state = self.problem.replay(plan)
         if state.graph.is_empty:
             raise EnvError("the plan leaves nothing to compute, and so to build and to price: search again")
         cost = self.problem.cost(state)

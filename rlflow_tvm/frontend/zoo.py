@@ -12,7 +12,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,12 +101,14 @@ def names() -> list[str]:
 def load(name: str) -> onnx.ModelProto:
     """The model `name`, from the cache where it is kept there (see `path`).
 
+    `NAME@SIZE` is the same model for images of that height and width, or sequences of that length.
+
     Raises:
         FrontendError: no such model; torch, transformers or onnxscript are needed and not installed; the cache
             cannot be written.
     """
     build = _builder(name)
-    return onnx.load(path(name)) if name in TORCH_MODELS else build()
+    return onnx.load(path(name)) if _described(name) else build()
 
 
 def path(name: str) -> Path:
@@ -130,7 +132,7 @@ def cache_folder() -> Path:
 def _builder(name: str) -> Callable[[], onnx.ModelProto]:
     if name == "demo":
         return lambda: demo_model(_SEED)
-    if name in TORCH_MODELS:
+    if _described(name):
         return lambda: _export(*torch_module(name))
     light = light_files()
     if name in light:
@@ -138,14 +140,27 @@ def _builder(name: str) -> Callable[[], onnx.ModelProto]:
     raise FrontendError(f"no evaluation model {name!r}: there are {', '.join(names())}")
 
 
+def _described(name: str) -> _Image | _Transformer | None:
+    """What a torch model is built by, None for other models; FrontendError for a size that it cannot have."""
+    name, at, size = name.partition("@")
+    model = TORCH_MODELS.get(name)
+    if model is None or not at:
+        return model
+    if not size.isdecimal() or int(size) < 1 or (isinstance(model, _Transformer) and not model.sequence):
+        raise FrontendError(
+            f"evaluation model {name!r} cannot be had at size {size!r}: change @{size}, or leave it out"
+        )
+    return replace(model, size=int(size)) if isinstance(model, _Image) else replace(model, sequence=int(size))
+
+
 def torch_module(name: str) -> TorchModel:
     """The model `name` as it was before its export: a torch module, and example inputs by name, in order.
 
     FrontendError where there is none (`demo` and the `light_*` are ONNX files from the start) or a library is missing.
     """
-    if name not in TORCH_MODELS:
+    model = _described(name)
+    if model is None:
         raise FrontendError(f"evaluation model {name!r} is no torch model: there are {', '.join(TORCH_MODELS)}")
-    model = TORCH_MODELS[name]
     with _quiet():
         for module in model.needs:
             try:

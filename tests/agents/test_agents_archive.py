@@ -29,6 +29,7 @@ def test_the_cheapest_of_each_model_are_kept_once_each():
         archive.add(told("one", secs, plan))
     archive.add(told("two", 9.0, "f"))
     archive.add(Episode())  # an environment that tells nothing
+    archive.add(told("two", float("inf"), "g"))  # a graph whose kernels fail
     assert [each["plan"] for each in archive.kept["one"]] == ["e", "b"]
     assert archive.kept["two"] == [{"model": "two", "run_secs": 9.0, "plan": "f"}]
 

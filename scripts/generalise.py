@@ -1,0 +1,102 @@
+"""One agent trained on several models, tried on models and input shapes that it has never seen.
+
+    python scripts/generalise.py --train zoo:resnet18 zoo:inception-v3 --unseen zoo:squeezenet1.1 zoo:resnet18@192 \\
+        --steps 8000 --seeds 5 --out runs/general
+
+For each seed an agent is trained once (and gone on with where it was interrupted), then it acts on each unseen model
+for a number of steps, without learning. Beside it stand greedy search to its own end, and random walks for as many
+steps as the agent had: shares are (gain - 1) of (greedy's gain - 1). Gains are graph gains. Goes on with
+what is in --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from agents import Run, found, searched
+from agents_report import gain, told
+from rich.console import Console
+from rich.table import Table
+
+from rlflow_tvm.agents import AGENTS
+from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
+from rlflow_tvm.search import Budget, make_search
+from rlflow_tvm.superoptimize import agent_search
+from rlflow_tvm.training import train_on_models
+
+
+def trained(options: argparse.Namespace, seed: int) -> Path:
+    """The checkpoint of the agent with this seed."""
+    folder = options.out / f"{options.agent}.{seed}"
+    with progress_bar(f"seed {seed}") as bar:
+        outcome = train_on_models(
+            {name: model_path(name) for name in options.train}, options.agent, parse_target(options.target),
+            steps=options.steps, seed=seed, out=folder, resume=(folder / "agent.safetensors").exists(),
+            horizon=options.horizon, predict=options.predict, progress=bar,
+        )  # fmt: skip
+    return outcome.checkpoint
+
+
+def tried(options: argparse.Namespace, model: str, seed: int, checkpoint: Path) -> dict[str, Any]:
+    """What the agent, random walks and (with the first seed) greedy search find on one unseen model."""
+    run = Run(model, options.agent, seed, options.budget, options.horizon, options.predict, options.target)
+    searches = {
+        "agent": agent_search(checkpoint, seed, Budget(options.budget)),
+        "random": make_search("random", seed, Budget(options.budget)),
+    }
+    if seed == 0:
+        searches["greedy"] = make_search("greedy")
+    return {"model": model, "seed": seed, **{name: found(searched(run, each)[1]) for name, each in searches.items()}}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train", nargs="+", required=True, help="models to train on: ONNX files or zoo:NAME")
+    parser.add_argument("--unseen", nargs="+", required=True, help="models to try it on")
+    parser.add_argument("--agent", default="ppo", choices=list(AGENTS))
+    parser.add_argument("--steps", type=int, default=8000, help="environment steps of a training")
+    parser.add_argument("--budget", type=int, default=500, help="environment steps on an unseen model")
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--horizon", type=int, default=60)
+    parser.add_argument("--predict", type=float, default=0.3, help="of a graph's time, what may be predicted")
+    parser.add_argument("--target", default="llvm")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the agents and the results")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "results.json"
+    rows = json.loads(path.read_text()) if path.exists() else []
+    there = {(row["model"], row["seed"]) for row in rows}
+    for seed in range(options.seeds):
+        left = [model for model in options.unseen if (model, seed) not in there]
+        checkpoint = trained(options, seed) if left else None
+        for model in left:
+            assert checkpoint is not None, "there is one where something is left to be tried"
+            rows.append(tried(options, model, seed, checkpoint))
+            write_json(path, rows)
+    table = Table(title=f"{options.agent}, trained on {', '.join(options.train)}")
+    for column in ("unseen", "gain", "random", "greedy", "share of greedy's", "steps until its best", "seconds"):
+        table.add_column(column, justify="right")
+    for model in options.unseen:
+        own = [row for row in rows if row["model"] == model]
+        best = next(gain(row["greedy"]) for row in own if "greedy" in row)
+        gains = [gain(row["agent"]) for row in own]
+        table.add_row(
+            model,
+            told(gains),
+            told([gain(row["random"]) for row in own]),
+            f"{best:.3f}",
+            told([(each - 1) / (best - 1) for each in gains]) if best > 1 else "",
+            f"{np.median([row['agent']['curve'][-1][0] for row in own]):.0f}",
+            f"{np.median([row['agent']['wall_secs'] for row in own]):.1f}",
+        )
+    Console().print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
