@@ -2,8 +2,9 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/installed
-# two processes, a file's tests in one of them: files share what they measured and built
-TEST_ARGS ?= -n 2 --dist loadfile
+# two processes, a file's tests in one of them: files share what they measured and built; in their order, for the
+# files of few but long tests would otherwise come last, and one process would wait for the other
+TEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: env demo test lint clean
 

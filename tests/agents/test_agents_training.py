@@ -148,7 +148,7 @@ def test_resuming_with_anything_else_names_what_differs(toy, env, straight):
     other = dataclasses.replace(CONFIG, learning_rate=0.1, gamma=0.5)
     message = refusal(env, other, 300, 3, straight, resume=True)
     assert "gamma was 0.99, is 0.5" in message
-    assert "learning_rate was 0.0005, is 0.1" in message
+    assert "learning_rate was 0.001, is 0.1" in message
     assert "minibatch_size" not in message
     assert "seed was 3, is 4" in refusal(env, CONFIG, 300, 4, straight, resume=True)
     assert "metadata rules was None, is" in refusal(
