@@ -44,9 +44,11 @@ class AgentSearch:
         best = Incumbent(problem, self.budget or Budget(self.horizon * (1 + self.samples)), progress)
         self._play(best, None, 1)
         while left > 0 and not best.exhausted:
-            number = int(min(left, _AT_ONCE))
+            number, before = int(min(left, _AT_ONCE)), best.spent
             self._play(best, rng, number)
             left -= number
+            if best.spent == before:
+                break  # the policy stops at once, which spends nothing: it would never end
         return best.result()
 
     def _play(self, best: Incumbent, rng: np.random.Generator | None, number: int) -> None:

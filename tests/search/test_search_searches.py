@@ -304,6 +304,17 @@ def test_agent_search_follows_the_policy_once_then_samples():
     assert found.env_steps == 40
 
 
+def test_agent_search_ends_where_the_policy_stops_at_once():
+    class Stops(Scripted):
+        def draw(self, observations: Any, rng: np.random.Generator, episodes: Any) -> np.ndarray:
+            return np.array([[len(self.names), 0]] * len(observations))
+
+    problem = problem_of(conv_chain(), LAYOUT)
+    policy = Stops((), tuple(rule.name for rule in problem.ruleset.rules))
+    found = AgentSearch(policy, horizon=5, budget=Budget(40)).run(problem)
+    assert (found.env_steps, policy.begun) == (0, [1, 16])
+
+
 def test_agent_search_hands_back_the_best_state_not_the_last():
     problem = problem_of(conv_chain(), LAYOUT)
     names = tuple(rule.name for rule in problem.ruleset.rules)
