@@ -13,9 +13,10 @@ from gymnasium import spaces
 
 from rlflow_tvm.agents.checkpoint import load_checkpoint
 from rlflow_tvm.agents.config import PPOConfig
-from rlflow_tvm.agents.observation import ObservationSizes, actions_at, compact
+from rlflow_tvm.agents.observation import CompactObservation, HasSites, ObservationSizes, actions_at, compact
 from rlflow_tvm.agents.policy import Acting, TwoStepPolicy
 from rlflow_tvm.agents.ppo import load_policy_tensors
+from rlflow_tvm.agents.savings import squeezed
 from rlflow_tvm.errors import AgentError
 
 
@@ -29,6 +30,11 @@ class Agent:
 
     def __init__(self, policy: TwoStepPolicy, sizes: ObservationSizes, metadata: Mapping[str, Any]) -> None:
         self.policy, self.sizes, self.metadata = policy.eval(), sizes, dict(metadata)
+        self._places = policy.places.copy()
+
+    def fresh(self) -> Agent:
+        """The agent as it was trained, without what `tried` has told it since."""
+        return Agent(self.policy, self.sizes, self.metadata)
 
     @staticmethod
     def load(path: str | Path, observation_space: spaces.Space[Any] | None = None) -> Agent:
@@ -67,7 +73,12 @@ class Agent:
         Raises:
             AgentError: sampling without a generator, or an observation of other sizes or without a legal action.
         """
-        return act_with(self.policy, observation, deterministic, rng)
+        return act_with(self.policy, self._compact(observation), deterministic, rng)
+
+    def tried(self, observations: Sequence[Mapping[str, Any]], actions: np.ndarray, saved: Sequence[float]) -> None:
+        """Know from now on what actions (T, 2) saved, each in percent of its episode's first graph."""
+        places = [seen["location_places"][tuple(action)] for seen, action in zip(observations, actions, strict=True)]
+        self._places.add(np.stack(places), squeezed(torch.tensor(saved, dtype=torch.float64)).numpy())
 
     def draw(
         self, observations: Sequence[Mapping[str, Any]], rng: np.random.Generator, episodes: Sequence[int]
@@ -80,24 +91,24 @@ class Agent:
             episodes: their numbers, below what `begin` was told.
         """
         del episodes  # nothing is remembered of them
-        return self.policy.draw([self.policy.compact(each) for each in observations], rng)
+        return self.policy.draw([self._compact(each) for each in observations], rng)
 
     def probabilities(self, observation: Mapping[str, Any]) -> np.ndarray:
         """p(rule, location), float64 (R+1, L), exactly 0 where masked."""
-        return self.policy.probabilities(compact(observation, self.sizes))
+        return self.policy.probabilities(self._compact(observation))
 
     def value(self, observation: Mapping[str, Any]) -> float:
         """The expected discounted return, in units of the training's reward scale."""
-        return self.policy.value(compact(observation, self.sizes))
+        return self.policy.value(self._compact(observation))
+
+    def _compact(self, observation: Mapping[str, Any]) -> CompactObservation:
+        return compact(observation, self.sizes, self._places)
 
 
-def act_with(
-    policy: Acting, observation: Mapping[str, Any], deterministic: bool, rng: np.random.Generator | None
-) -> np.ndarray:
-    """See `Agent.act`."""
+def act_with(policy: Acting, kept: HasSites, deterministic: bool, rng: np.random.Generator | None) -> np.ndarray:
+    """See `Agent.act`; `kept` is the observation as the policy keeps it."""
     if not deterministic and rng is None:
         raise AgentError("Agent.act: sampling needs rng=numpy.random.default_rng(seed), or deterministic=True")
-    kept = policy.compact(observation)
     if len(kept.site_rules) == 0:
         raise AgentError("Agent.act: no rule is allowed by rule_mask; reset the environment after it terminated")
     site, _, _ = policy.choose(kept, None if deterministic else rng)

@@ -80,6 +80,7 @@ def collect_episode(
     options = None if start is None else {"start": start}
     observation, info = env.reset(seed=int(rng.integers(2**31)), options=options)
     _note_time(episode, info)
+    policy.begin_episode(rng)
     kept = policy.compact(observation)
     while not (episode.terminated or episode.truncated):
         if len(kept.site_rules) == 0:

@@ -31,6 +31,7 @@ class PPOConfig:
         normalise_values: learn values in units of their own mean and deviation (PopArt, van Hasselt et al. 2016).
         remembered_share: of the episodes, those that begin at a remembered graph rather than at the start.
         remembered: graphs of each model that are remembered, the cheapest.
+        informed_share: of the episodes, those in which the policy looks at what it knows of places.
         hidden: width of the embeddings.
         rounds: message rounds of the encoder.
         threads: torch's threads. One by default: the graphs are small, and the spinning threads of a second pool
@@ -52,6 +53,7 @@ class PPOConfig:
     normalise_values: bool = True
     remembered_share: float = 0.75
     remembered: int = 16
+    informed_share: float = 0.75
     hidden: int = 64
     rounds: int = 3
     threads: int = 1
@@ -60,7 +62,7 @@ class PPOConfig:
         for name in ("minibatch_size", "n_epochs", "steps_per_update", "remembered", "hidden", "rounds", "threads"):
             if getattr(self, name) < 1:
                 raise AgentError(f"PPOConfig: {name} is {getattr(self, name)}, it must be at least 1")
-        for name in ("gamma", "gae_lambda"):
+        for name in ("gamma", "gae_lambda", "informed_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise AgentError(f"PPOConfig: {name} is {getattr(self, name)}, it must lie in [0, 1]")
         if not 0.0 <= self.remembered_share < 1.0:

@@ -16,6 +16,7 @@ import torch
 from gymnasium import spaces
 
 from rlflow_tvm.agents.backend import dgl
+from rlflow_tvm.agents.places import Places
 from rlflow_tvm.errors import AgentError
 
 
@@ -32,16 +33,21 @@ class ObservationSizes:
     num_rules: int
     num_locations: int
     nodes_per_location: int
+    keys_per_location: int
 
     @staticmethod
     def from_space(space: spaces.Space[Any]) -> ObservationSizes:
         """The sizes of an environment's `observation_space`; AgentError if it is not one of a rewriting environment."""
         parts = space.spaces if isinstance(space, spaces.Dict) else {}
-        graph, location_nodes = parts.get("graph"), parts.get("location_nodes")
-        if not isinstance(graph, spaces.Graph) or not isinstance(location_nodes, spaces.Box):
+        graph, location_nodes, places = (parts.get(name) for name in ("graph", "location_nodes", "location_places"))
+        if not (
+            isinstance(graph, spaces.Graph)
+            and isinstance(location_nodes, spaces.Box)
+            and isinstance(places, spaces.Box)
+        ):
             raise AgentError(
                 f"observation space {type(space).__name__}({', '.join(parts)}) is not a rewriting environment's; "
-                "it needs graph, rule_mask, location_mask and location_nodes: use GraphRewriteEnv"
+                "it needs graph, rule_mask, location_mask, location_nodes and location_places: use GraphRewriteEnv"
             )
         nodes, edges = graph.node_space, graph.edge_space
         if not isinstance(nodes, spaces.Box) or not isinstance(edges, spaces.Box) or len(location_nodes.shape) != 3:
@@ -57,6 +63,7 @@ class ObservationSizes:
             num_rules=num_rules,
             num_locations=num_locations,
             nodes_per_location=nodes_per_location,
+            keys_per_location=places.shape[-1],
         )
 
     @property
@@ -75,6 +82,8 @@ class CompactObservation:
     site_rules: np.ndarray  # int16 (S,), ascending
     site_locations: np.ndarray  # int16 (S,), ascending within a rule
     site_nodes: np.ndarray  # int32 (S, K), -1 = none
+    site_places: np.ndarray  # int64 (S, P), see `places`
+    site_known: np.ndarray  # float32 (S, 2P), what was known of them when the observation was made
 
     @property
     def num_sites(self) -> int:
@@ -82,8 +91,11 @@ class CompactObservation:
         return len(self.site_rules)
 
 
-def compact(observation: Mapping[str, Any], sizes: ObservationSizes) -> CompactObservation:
-    """The compact form of an environment's observation; AgentError where it does not fit `sizes` or its masks clash."""
+def compact(
+    observation: Mapping[str, Any], sizes: ObservationSizes, places: Places | None = None
+) -> CompactObservation:
+    """The compact form of an environment's observation, with what is known of `places` (by default nothing);
+    AgentError where it does not fit `sizes` or its masks clash."""
     graph = observation["graph"]
     location_nodes = np.asarray(observation["location_nodes"])
     # Copies: an episode's observations are kept, and torch refuses read-only arrays. gymnasium gives a graph without
@@ -103,6 +115,7 @@ def compact(observation: Mapping[str, Any], sizes: ObservationSizes) -> CompactO
             f"and operators below {sizes.num_operators}: use the environment it was trained on, or train anew"
         )
     rules, locations = legal_sites(observation, sizes)
+    site_places = np.asarray(observation["location_places"])[rules, locations].astype(np.int64)
     return CompactObservation(
         nodes=nodes,
         edges=edges,
@@ -110,6 +123,8 @@ def compact(observation: Mapping[str, Any], sizes: ObservationSizes) -> CompactO
         site_rules=rules,
         site_locations=locations,
         site_nodes=location_nodes[rules, locations].astype(np.int32),
+        site_places=site_places,
+        site_known=(Places() if places is None else places).known(site_places),
     )
 
 
@@ -176,6 +191,7 @@ class GraphBatch(SiteBatch):
     nodes_graph: torch.Tensor  # (N,) each node's graph
     member_nodes: torch.Tensor  # (M,) nodes of all sites one after another, none of them -1
     member_offsets: torch.Tensor  # (S,) where each site's nodes begin in member_nodes
+    site_known: torch.Tensor  # (S, 2P)
 
 
 def _as_graph(observation: CompactObservation) -> dgl.DGLGraph:
@@ -223,4 +239,5 @@ def collate(observations: Sequence[CompactObservation]) -> GraphBatch:
         nodes_graph=torch.from_numpy(np.repeat(np.arange(len(observations)), node_counts)),
         member_nodes=torch.from_numpy(members),
         member_offsets=torch.from_numpy(np.cumsum(member_counts) - member_counts),
+        site_known=torch.from_numpy(np.concatenate([observation.site_known for observation in observations])),
     )

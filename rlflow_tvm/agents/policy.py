@@ -2,8 +2,9 @@
 
 p(rule, location) = p(rule) p(location | rule). Only legal actions have logits at all (see `observation`), so a masked
 action's probability is exactly 0 and acting and updating cannot disagree about masks. A site is scored from the
-embeddings of its own nodes, with its rule and the graph's readout as context: neither its index nor the order of the
-sites enters. The rule head sees, for each rule, the pooled embeddings of that rule's sites.
+embeddings of its own nodes and what is known of its place (`places`), with its rule and the graph's readout as context:
+neither its index nor the order of the sites enters. The rule head sees, for each rule, the pooled embeddings of that
+rule's sites, and the value those of all sites.
 """
 
 from __future__ import annotations
@@ -31,9 +32,17 @@ from rlflow_tvm.agents.observation import (
     collate_sites,
     compact,
 )
+from rlflow_tvm.agents.places import Places
 
 STOP_BIAS = -3.0
 """Of the logit of stop in a new policy."""
+TRUST = 4.0, 1.0
+"""A new policy's, in what is known of places: so many times what an action should save, and what it should cost
+(squeezed), is in its logit."""
+MOST_TRUST = 4.0
+"""In either direction: a bound, so that what is learnt can outweigh what saves at once."""
+_USUAL_SAVING = 4.0
+"""Squeezed; so that what is known of places comes in the size of other features."""
 
 
 def segment_log_softmax(logits: torch.Tensor, segment: torch.Tensor, num_segments: int) -> torch.Tensor:
@@ -42,6 +51,16 @@ def segment_log_softmax(logits: torch.Tensor, segment: torch.Tensor, num_segment
     shifted = logits - top[segment]
     total = torch.zeros(num_segments).index_add(0, segment, shifted.exp())
     return shifted - total.log()[segment]
+
+
+def expected_saving(known: torch.Tensor) -> torch.Tensor:
+    """What actions should save (squeezed), (S,), by what is `known` of their places, (S, 2P): by the finest key, as far
+    as it was tried, else by coarser ones; 0 where none was."""
+    means, weights = known.chunk(2, dim=1)
+    expected = torch.zeros(len(known))
+    for mean, weight in zip(means.unbind(1), weights.unbind(1), strict=True):
+        expected = expected + weight * (mean - expected)
+    return expected
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +93,7 @@ BatchT = TypeVar("BatchT", bound=SiteBatch)
 class Acting(Protocol):
     """What collecting an episode takes of a policy."""
 
+    def begin_episode(self, rng: np.random.Generator) -> None: ...
     def compact(self, observation: Mapping[str, Any]) -> Any: ...
     def choose(self, observation: Any, rng: np.random.Generator | None) -> tuple[int, float, float]: ...
     def value(self, observation: Any) -> float: ...
@@ -84,8 +104,12 @@ class SitePolicy(nn.Module, Generic[ObservationT, BatchT], ABC):
 
     Args:
         sizes: of the rules and locations there are, among others.
+
+    Attributes:
+        places: what it knows of places, if it looks at that: saved with the parameters, though it is none.
     """
 
+    places: Places | None = None
     value_head: nn.Linear
     value_mean: torch.Tensor  # ()
     value_deviation: torch.Tensor  # ()
@@ -108,6 +132,9 @@ class SitePolicy(nn.Module, Generic[ObservationT, BatchT], ABC):
         self.value_head.bias.copy_((self.value_deviation * self.value_head.bias + self.value_mean - mean) / deviation)
         self.value_mean.fill_(mean)
         self.value_deviation.fill_(deviation)
+
+    def begin_episode(self, rng: np.random.Generator) -> None:
+        """A new episode, of which `rng` are the random numbers."""
 
     @abstractmethod
     def compact(self, observation: Mapping[str, Any]) -> ObservationT:
@@ -168,20 +195,26 @@ class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
         sizes: widths of the observation, from `ObservationSizes.from_space`.
         hidden: width of all embeddings.
         rounds: message rounds of the encoder.
+        informed_share: of the episodes, those in which it looks at what it knows of places. In the others it finds
+            what pays late, and what is known leads away from.
     """
 
-    def __init__(self, sizes: ObservationSizes, hidden: int, rounds: int) -> None:
+    places: Places
+
+    def __init__(self, sizes: ObservationSizes, hidden: int, rounds: int, informed_share: float = 1.0) -> None:
         super().__init__(sizes)
+        self.informed_share, self._informed = informed_share, True
         self.encoder = GraphEncoder(sizes, hidden, rounds)
         self.rule = nn.Embedding(sizes.num_rules, hidden)
         self.site_nodes = nn.Linear(hidden, hidden)
         self.site_rule = nn.Linear(hidden, hidden, bias=False)
         self.site_graph = nn.Linear(hidden, hidden, bias=False)
+        self.site_known = nn.Linear(2 * sizes.keys_per_location, hidden, bias=False)
         self.site_body = nn.Sequential(nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
         self.location_head = nn.Linear(hidden, 1)
         self.rule_body = nn.Sequential(nn.Linear(4 * hidden + 1, hidden), nn.ReLU())
         self.rule_head = nn.Linear(hidden, 1)
-        self.value_body = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU())
+        self.value_body = nn.Sequential(nn.Linear(2 * hidden, hidden), nn.ReLU())
         self.value_head = nn.Linear(hidden, 1)
         # A nearly uniform policy to begin with (Andrychowicz et al. 2021, "What matters in on-policy RL?").
         for head, gain in ((self.location_head, 0.01), (self.rule_head, 0.01), (self.value_head, 1.0)):
@@ -192,6 +225,8 @@ class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
         self.rule_bias = nn.Parameter(torch.zeros(sizes.num_rules))
         with torch.no_grad():
             self.rule_bias[sizes.stop_rule] = STOP_BIAS
+        self.places = Places()
+        self.trust = nn.Parameter(torch.tensor(TRUST))  # (2,)
 
     def forward(self, batch: GraphBatch) -> PolicyOutput:
         """Log-probabilities of all legal actions, joint entropy and value of each graph."""
@@ -200,19 +235,28 @@ class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
         # The mean over a site's nodes; a site without nodes (stop) gets zeros.
         own = functional.embedding_bag(batch.member_nodes, self.site_nodes(h), batch.member_offsets, mode="mean")
         context = self.site_rule(self.rule.weight)[pair_rule] + self.site_graph(readout)[pair_graph]
-        sites = self.site_body(own + context.index_select(0, site_pair))
-        location_logits = self.location_head(sites).squeeze(1)
+        known = self.site_known(batch.site_known / _USUAL_SAVING)
+        sites = self.site_body(own + known + context.index_select(0, site_pair))
+        saving = expected_saving(batch.site_known)
+        trusted = torch.where(saving > 0, self.trust[0], self.trust[1]) * saving
+        expected = MOST_TRUST * torch.tanh(trusted / MOST_TRUST)
+        location_logits = self.location_head(sites).squeeze(1) + expected
 
         pooled = [dgl.ops.segment_reduce(batch.pair_sizes, sites, reducer) for reducer in ("mean", "max")]
         number = batch.pair_sizes.float().log1p().unsqueeze(1) / 6.0  # about 1 for 400 sites
         seen_by_rule = torch.cat([*pooled, self.rule(pair_rule), readout.index_select(0, pair_graph), number], dim=1)
-        rule_logits = self.rule_head(self.rule_body(seen_by_rule)).squeeze(1) + self.rule_bias[pair_rule]
-        values = self.told_value(self.value_head(self.value_body(readout)))
+        promise = dgl.ops.segment_reduce(batch.pair_sizes, expected.unsqueeze(1), "max").squeeze(1)
+        rule_logits = self.rule_head(self.rule_body(seen_by_rule)).squeeze(1) + self.rule_bias[pair_rule] + promise
+        best = dgl.ops.segment_reduce(torch.from_numpy(np.diff(batch.site_offsets)), sites, "max")
+        values = self.told_value(self.value_head(self.value_body(torch.cat([readout, best], dim=1))))
         return two_step_output(batch, rule_logits, location_logits, values)
 
     def compact(self, observation: Mapping[str, Any]) -> CompactObservation:
         """See `observation.compact`."""
-        return compact(observation, self.sizes)
+        return compact(observation, self.sizes, self.places if self._informed else None)
+
+    def begin_episode(self, rng: np.random.Generator) -> None:
+        self._informed = bool(rng.random() < self.informed_share)
 
     def collate(self, observations: Sequence[CompactObservation]) -> GraphBatch:
         """See `observation.collate`."""

@@ -13,12 +13,14 @@ from torch.nn import functional, utils
 
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import ObservationSizes
+from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.policy import PolicyOutput, SitePolicy, TwoStepPolicy
 from rlflow_tvm.agents.rollout import Episode, Minibatch, RewardScale, RolloutBuffer
 from rlflow_tvm.errors import AgentError
 
 _KEPT = 0.8  # of the units of values, from update to update
 _LEAST_DEVIATION = 1e-3
+_PLACES = "policy.places."
 _ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -58,7 +60,9 @@ class PPO:
         torch.manual_seed(seed)
         self.rng = np.random.default_rng(seed)
         self.policy: SitePolicy[Any, Any] = (
-            TwoStepPolicy(sizes, config.hidden, config.rounds) if make_policy is None else make_policy()
+            TwoStepPolicy(sizes, config.hidden, config.rounds, config.informed_share)
+            if make_policy is None
+            else make_policy()
         )
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.learning_rate, eps=1e-5)
         self.reward_scale = RewardScale()
@@ -85,6 +89,8 @@ class PPO:
             kl = np.mean([step["approx_kl"] for step in steps[first_of_epoch:]])
             if config.target_kl is not None and kl > 1.5 * config.target_kl:
                 break
+        if self.policy.places is not None:
+            self.policy.places.learn(episodes)
         numbers: dict[str, float | None] = {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
         return {
             **numbers,
@@ -184,14 +190,20 @@ def restore_optimizer(
     optimizer.state.update(moments)
 
 
-def policy_tensors(policy: nn.Module) -> dict[str, torch.Tensor]:
-    """The policy's parameters under the names they have in a checkpoint."""
-    return {f"policy.{name}": value.detach() for name, value in policy.state_dict().items()}
+def policy_tensors(policy: SitePolicy[Any, Any]) -> dict[str, torch.Tensor]:
+    """The policy's parameters, and what it knows of places, under the names they have in a checkpoint."""
+    tensors = {f"policy.{name}": value.detach() for name, value in policy.state_dict().items()}
+    if policy.places is not None:
+        tensors |= {f"{_PLACES}{name}": value for name, value in policy.places.tensors().items()}
+    return tensors
 
 
-def load_policy_tensors(policy: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+def load_policy_tensors(policy: SitePolicy[Any, Any], tensors: Mapping[str, torch.Tensor]) -> None:
     """The inverse of `policy_tensors`; AgentError where a parameter is missing or has another shape."""
     load_parameters(policy, tensors, "policy")
+    if policy.places is not None:
+        found = {name.removeprefix(_PLACES): value for name, value in tensors.items() if name.startswith(_PLACES)}
+        policy.places = Places.of(found)
 
 
 def load_parameters(module: nn.Module, tensors: Mapping[str, torch.Tensor], prefix: str) -> None:

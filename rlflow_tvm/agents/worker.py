@@ -31,7 +31,7 @@ from rlflow_tvm.agents.ppo import load_policy_tensors
 from rlflow_tvm.errors import AgentError, RlflowError
 
 POLICIES: dict[str, Callable[[ObservationSizes, PPOConfig], SitePolicy[Any, Any]]] = {
-    "two-step": lambda sizes, config: TwoStepPolicy(sizes, config.hidden, config.rounds),
+    "two-step": lambda sizes, config: TwoStepPolicy(sizes, config.hidden, config.rounds, config.informed_share),
     "uniform": lambda sizes, _config: UniformPolicy(sizes),
 }
 

@@ -8,10 +8,12 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import tvm_ffi
 from gymnasium import spaces
 from tvm import relax
 
 from rlflow_tvm.dataflow import Node
+from rlflow_tvm.envs.places import RADII, kind, place_keys
 from rlflow_tvm.passes import GraphState, RewriteAction
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.ops import OPERATORS
@@ -46,6 +48,7 @@ def observation_space(rules: int) -> spaces.Dict:
             "rule_mask": spaces.MultiBinary(rules + 1),
             "location_mask": spaces.MultiBinary((rules + 1, LOCATIONS)),
             "location_nodes": spaces.Box(-1, 2**30, (rules + 1, LOCATIONS, NODES_PER_LOCATION), np.int32),
+            "location_places": spaces.Box(-(2**63), 2**63 - 1, (rules + 1, LOCATIONS, len(RADII)), np.int64),
         }
     )
 
@@ -57,9 +60,10 @@ def observe(state: GraphState, refused: set[RewriteAction] | frozenset[RewriteAc
     graph's inputs and everything that is computed at run time (weights and work on them are left out: free).
     Node features: operator index; log extents of the shape; log size; log FLOPs; share of the graph's work
     (roofline estimate); number of users; rank; reads a weight; is an output.
+    location_places: the keys of each site's place (`places.place_keys`), 0 where there is no site.
     """
     graph = state.graph
-    nodes, edges, links, index = _graph_arrays(graph)
+    nodes, edges, links, index, kinds = _graph_arrays(graph)
     rules = len(state.ruleset.rules)
     location_mask = np.zeros((rules + 1, LOCATIONS), dtype=np.int8)
     location_nodes = np.full((rules + 1, LOCATIONS, NODES_PER_LOCATION), -1, dtype=np.int32)
@@ -73,12 +77,16 @@ def observe(state: GraphState, refused: set[RewriteAction] | frozenset[RewriteAc
         if rows:
             location_nodes[number, : len(rows)] = rows
             location_mask[number, : len(rows)] = [row is not _NO_NODES for row in rows]
+    location_places = np.zeros((rules + 1, LOCATIONS, len(RADII)), dtype=np.int64)
+    found = location_mask.nonzero()
+    location_places[found] = place_keys(kinds, links, found[0], location_nodes[found])
     location_mask[rules, 0] = 1  # stop
     return {
         "graph": spaces.GraphInstance(nodes=nodes, edges=edges, edge_links=links),
         "rule_mask": location_mask.any(axis=1).astype(np.int8),
         "location_mask": location_mask,
         "location_nodes": location_nodes,
+        "location_places": location_places,
     }
 
 
@@ -87,12 +95,13 @@ def _located(nodes: list[int]) -> list[int]:
     return (nodes + _NO_NODES)[:NODES_PER_LOCATION]
 
 
-def _graph_arrays(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[relax.Var, int]]:
+def _graph_arrays(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[relax.Var, int], np.ndarray]:
     weights = graph.weight_only
     runtime = [node for node in graph.nodes if node.var not in weights]
     inputs = graph.params[: graph.inputs]
     index = {var: i for i, var in enumerate([*inputs, *(node.var for node in runtime)])}
     rows = [_input_features(param) for param in inputs]
+    kinds = [_kind("input", param) for param in inputs]
     work = [0.0] * graph.inputs
     users = [0] * len(index)
     reads_weight = [False] * graph.inputs
@@ -101,6 +110,7 @@ def _graph_arrays(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray, dic
     for i, node in enumerate(runtime, graph.inputs):
         features, node_work = _node_features(node)
         rows.append(features)
+        kinds.append(_node_kind(node))
         work.append(node_work)
         reads_weight.append(not weights.isdisjoint(node.inputs))
         for var in node.inputs:
@@ -118,7 +128,8 @@ def _graph_arrays(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray, dic
     array[:, -2] = reads_weight
     array[[index[var] for var in graph.outputs if var in index], -1] = 1.0
     edges = np.frombuffer(b"".join(edge_rows), dtype=np.float32).reshape(len(edge_rows), EDGE_FEATURES).copy()
-    return array, edges, np.array(links, dtype=np.int64).reshape(len(links), 2), index
+    links_array = np.array(links, dtype=np.int64).reshape(len(links), 2)
+    return array, edges, links_array, index, np.array(kinds, dtype=np.uint64)
 
 
 def _shape(ty: relax.Type) -> tuple[int, ...]:
@@ -163,6 +174,17 @@ def _node_features(node: Node) -> tuple[bytes, float]:
     row = [operator, *_tensor_features(node.var), min(math.log2(flops + 1) / _LOG_FLOPS, 1.0)]
     row += [0.0, 0.0, min(len(shape) / _RANK, 1.0), 0.0, 0.0]
     return _row(row), max(flops, moved * _FLOPS_PER_BYTE)
+
+
+@lru_cache(maxsize=65536)
+def _node_kind(node: Node) -> int:
+    """What a node computes, for itself: operator, attributes, shapes that it makes and reads."""
+    attrs = getattr(node.value, "attrs", None)
+    return _kind(node.op, node.var, *node.inputs, attrs=0 if attrs is None else tvm_ffi.structural_hash(attrs))
+
+
+def _kind(op: str, *tensors: relax.Var, attrs: int = 0) -> int:
+    return kind(op, attrs, *(_shape(var.ty) for var in tensors))
 
 
 def _flops(node: Node, shape: tuple[int, ...]) -> float:

@@ -19,17 +19,19 @@ _AT_ONCE = 16
 class Policy(Protocol):
     """What is needed of an agent (`rlflow_tvm.agents.Agent` has it)."""
 
+    def fresh(self) -> Policy: ...
     def begin(self, number: int = 1) -> None: ...
     def act(self, observation: dict[str, Any], deterministic: bool) -> np.ndarray: ...
     def draw(
         self, observations: Sequence[dict[str, Any]], rng: np.random.Generator, episodes: Sequence[int]
     ) -> np.ndarray: ...
+    def tried(self, observations: Sequence[dict[str, Any]], actions: np.ndarray, saved: Sequence[float]) -> None: ...
 
 
 @dataclass
 class AgentSearch:
     """One episode of the policy's most likely actions, then `samples` episodes of sampled ones, or with a budget as
-    many as it allows; those go on together, a step of each in turn."""
+    many as it allows; those go on together, a step of each in turn. The policy is told what its actions saved."""
 
     policy: Policy
     seed: int = 0
@@ -39,35 +41,39 @@ class AgentSearch:
 
     def run(self, problem: RewriteProblem, progress: Progress | None = None) -> SearchResult:
         """Search from `problem.start`; deterministic for given seed, weights and costs."""
-        rng = np.random.default_rng(self.seed)
+        rng, policy = np.random.default_rng(self.seed), self.policy.fresh()
         left = self.samples if self.budget is None else math.inf
         best = Incumbent(problem, self.budget or Budget(self.horizon * (1 + self.samples)), progress)
-        self._play(best, None, 1)
+        self._play(policy, best, None, 1)
         while left > 0 and not best.exhausted:
             number, before = int(min(left, _AT_ONCE)), best.spent
-            self._play(best, rng, number)
+            self._play(policy, best, rng, number)
             left -= number
             if best.spent == before:
                 break  # the policy stops at once, which spends nothing: it would never end
         return best.result()
 
-    def _play(self, best: Incumbent, rng: np.random.Generator | None, number: int) -> None:
+    def _play(self, policy: Policy, best: Incumbent, rng: np.random.Generator | None, number: int) -> None:
         """So many episodes at once; the likeliest actions of one without a generator."""
         envs = [GraphRewriteEnv(problem=best.problem, horizon=self.horizon) for _ in range(number)]
         seen = {episode: env.reset(seed=self.seed)[0] for episode, env in enumerate(envs)}
-        self.policy.begin(number)
+        policy.begin(number)
         while seen and not best.exhausted:
             if rng is None:
-                actions = np.stack([self.policy.act(seen[0], deterministic=True)])
+                actions = np.stack([policy.act(seen[0], deterministic=True)])
             else:
-                actions = self.policy.draw(list(seen.values()), rng, list(seen))
+                actions = policy.draw(list(seen.values()), rng, list(seen))
+            before, saved = list(seen.values()), list[float]()
             for episode, action in zip(list(seen), actions, strict=True):
                 if best.exhausted:
                     break
                 env = envs[episode]
+                cost = env.run_secs
                 observation, _, terminated, truncated, _ = env.step(action)
+                saved.append(100.0 * (cost - env.run_secs) / best.problem.start_secs)
                 best.offer(env.state, env.run_secs)
                 best.report()
                 seen[episode] = observation
                 if terminated or truncated:
                     del seen[episode]
+            policy.tried(before[: len(saved)], actions[: len(saved)], saved)

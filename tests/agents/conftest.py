@@ -44,7 +44,13 @@ RandomObservation = Callable[..., CompactObservation]
 def sizes() -> ObservationSizes:
     """Sizes with nothing in common with the toy's."""
     return ObservationSizes(
-        num_operators=7, node_features=3, edge_features=2, num_rules=6, num_locations=12, nodes_per_location=4
+        num_operators=7,
+        node_features=3,
+        edge_features=2,
+        num_rules=6,
+        num_locations=12,
+        nodes_per_location=4,
+        keys_per_location=2,
     )
 
 
@@ -67,6 +73,8 @@ def random_observation(sizes) -> RandomObservation:
             site_rules=rules,
             site_locations=locations,
             site_nodes=np.concatenate([members.reshape(-1, 4), np.full((1, 4), -1)]).astype(np.int32),
+            site_places=np.concatenate([rng.integers(1, 99, (len(pairs), 2)), np.zeros((1, 2))]).astype(np.int64),
+            site_known=rng.normal(size=(len(pairs) + 1, 4)).astype(np.float32),
         )
 
     return make

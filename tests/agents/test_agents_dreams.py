@@ -16,11 +16,11 @@ from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import ObservationSizes, actions_at, legal_sites
 from rlflow_tvm.agents.policy import UniformPolicy
 from rlflow_tvm.agents.pool import Workers
+from rlflow_tvm.agents.savings import savings, squeezed
 from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.controller import Controller, Eyes, LatentObservation
 from rlflow_tvm.agents.world.dream import Dream, DreamEnv, imagine
 from rlflow_tvm.agents.world.model import WorldModel
-from rlflow_tvm.agents.world.savings import savings, squeezed
 from rlflow_tvm.agents.world.training import _Training, make_controller, train
 from rlflow_tvm.errors import AgentError
 

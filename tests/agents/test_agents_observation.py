@@ -18,7 +18,13 @@ def reset(toy):
 
 def test_sizes_come_from_the_space_alone(reset):
     assert reset[1] == ObservationSizes(
-        num_operators=5, node_features=2, edge_features=2, num_rules=4, num_locations=8, nodes_per_location=4
+        num_operators=5,
+        node_features=2,
+        edge_features=2,
+        num_rules=4,
+        num_locations=8,
+        nodes_per_location=4,
+        keys_per_location=2,
     )
     assert reset[1].stop_rule == 3
 

@@ -52,7 +52,8 @@ def test_the_order_of_sites_does_not_matter(policy, random_observation):
         for rule in np.unique(observation.site_rules):
             own = np.flatnonzero(observation.site_rules == rule)
             order[own] = rng.permutation(own)
-        after = policy.probabilities(dataclasses.replace(observation, site_nodes=observation.site_nodes[order]))
+        moved = {name: getattr(observation, name)[order] for name in ("site_nodes", "site_places", "site_known")}
+        after = policy.probabilities(dataclasses.replace(observation, **moved))
         rules, locations = observation.site_rules, observation.site_locations
         assert np.abs(after[rules, locations] - before[rules, locations][order]).max() < 1e-6
         assert np.abs(after.sum(axis=1) - before.sum(axis=1)).max() < 1e-6

@@ -14,11 +14,11 @@ from rlflow_tvm.agents.collect import collect_episode, episode_rng
 from rlflow_tvm.agents.observation import ObservationSizes, collate
 from rlflow_tvm.agents.policy import UniformPolicy
 from rlflow_tvm.agents.rollout import Episode
+from rlflow_tvm.agents.savings import savings, squeezed, stretched
 from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.learning import MemoryLearner, VisionLearner
 from rlflow_tvm.agents.world.memory import Memory, Prediction, Steps
 from rlflow_tvm.agents.world.model import WorldModel, actions_of, facts_of, following, joined, memory_losses, score
-from rlflow_tvm.agents.world.savings import savings, squeezed, stretched
 from rlflow_tvm.agents.world.training import make_model
 from rlflow_tvm.agents.world.vision import site_counts
 from rlflow_tvm.errors import AgentError

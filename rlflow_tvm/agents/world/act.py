@@ -40,6 +40,10 @@ class WorldAgent:
         eyes = Eyes(sizes, model.eval().vision, model.memory)
         return WorldAgent(SeeingPolicy(controller.eval(), eyes), sizes, description["metadata"])
 
+    def fresh(self) -> WorldAgent:
+        """The agent as it was trained."""
+        return WorldAgent(self.policy, self.sizes, self.metadata)
+
     def begin(self, number: int = 1) -> None:
         """A new episode, or several at once."""
         self.policy.begin(number)
@@ -48,7 +52,10 @@ class WorldAgent:
         self, observation: Mapping[str, Any], deterministic: bool = True, rng: np.random.Generator | None = None
     ) -> np.ndarray:
         """See `agents.act.Agent.act`; the action is taken to be done."""
-        return act_with(self.policy, observation, deterministic, rng)
+        return act_with(self.policy, self.policy.compact(observation), deterministic, rng)
+
+    def tried(self, observations: Sequence[Mapping[str, Any]], actions: np.ndarray, saved: Sequence[float]) -> None:
+        """See `agents.act.Agent.tried`; V sees graphs, and knows nothing of places."""
 
     def draw(
         self, observations: Sequence[Mapping[str, Any]], rng: np.random.Generator, episodes: Sequence[int]

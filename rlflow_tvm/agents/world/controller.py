@@ -142,6 +142,10 @@ class SeeingPolicy:
         """A new episode, or several to be acted in by `draw` alone."""
         self._eyes.begin(number)
 
+    def begin_episode(self, rng: np.random.Generator) -> None:
+        """See `SitePolicy.begin_episode`."""
+        self.begin()
+
     def compact(self, observation: Mapping[str, Any]) -> CompactObservation:
         """See `observation.compact`."""
         return compact(observation, self._eyes.sizes)

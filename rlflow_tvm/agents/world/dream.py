@@ -15,10 +15,10 @@ from gymnasium import spaces
 from rlflow_tvm.agents.observation import ObservationSizes
 from rlflow_tvm.agents.policy import PolicyOutput
 from rlflow_tvm.agents.rollout import Episode
+from rlflow_tvm.agents.savings import stretched
 from rlflow_tvm.agents.world.controller import Controller, LatentObservation, latent_space
 from rlflow_tvm.agents.world.memory import Memory, Recurrent, Steps, disagreement
 from rlflow_tvm.agents.world.model import Trace, WorldModel, joined
-from rlflow_tvm.agents.world.savings import stretched
 
 _BEGINNINGS = 0.25
 """Of the dreams, those that begin where a real episode did; the others begin anywhere along one."""

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from rlflow_tvm.agents.observation import CompactObservation, ObservationSizes, actions_at, collate
 from rlflow_tvm.agents.rollout import Episode
+from rlflow_tvm.agents.savings import savings, squeezed
 from rlflow_tvm.agents.world.memory import Memory, Prediction, Steps
-from rlflow_tvm.agents.world.savings import savings, squeezed
 from rlflow_tvm.agents.world.vision import Actions, GraphFacts, Vision, site_counts
 
 _AT_ONCE = 64

@@ -298,7 +298,6 @@ class _Training:
         policy = SeeingPolicy(self.controller, Eyes(self.sizes, self.model.vision, self.model.memory))
         archive = self._archive(counts.tried_from)
         while self.env_steps < wanted:
-            policy.begin()
             self._episode(policy, partial(archive.start, self.seed))
         # from a remembered graph less is to be gained than from the start
         episodes = [each for each in self.rollouts.episodes[counts.tried_from :] if not each.remembered]

@@ -1,4 +1,4 @@
-"""What steps save: what M foresees in place of rewards.
+"""What steps save: what is known of places, and what M foresees in place of rewards.
 
 A reward such as the improvement on an episode's best graph depends on what came before; what a step saves does not. It
 is told in percent of the episode's first graph and squeezed by a symmetric logarithm (as DreamerV3 does, Hafner et al.
@@ -22,7 +22,7 @@ MOST = 100.0
 def savings(episode: Episode) -> np.ndarray:
     """100 (RT(t-1) - RT(t)) / RT(0) of each step, float32 (T,); AgentError where the environment told no times."""
     if len(episode.run_secs) != len(episode) + 1:
-        raise AgentError("world model: the environment must tell run_secs, finite, in each step's info")
+        raise AgentError("savings: the environment must tell run_secs, finite, in each step's info")
     secs = np.asarray(episode.run_secs)
     return (100.0 * (secs[:-1] - secs[1:]) / secs[0]).astype(np.float32)
 

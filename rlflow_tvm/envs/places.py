@@ -1,0 +1,58 @@
+"""What the places of a graph where a rule matches look like, as numbers that outlive the graph.
+
+Two sites have the same key at radius r where the same rule matches nodes whose surroundings, r edges far, are alike:
+operators, attributes, shapes. What a rewrite saves is largely a matter of that, in this graph, in the next one and in
+the twin block further down: so what was tried in one of them is known of the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+RADII = (0, 1, 3)
+"""Edges that a key's surroundings reach; one key of a site for each."""
+
+_STEPS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """A hash of 64-bit numbers, each for itself (the finaliser of splitmix64, Steele et al. 2014)."""
+    values = values + _STEPS[0]
+    values = (values ^ (values >> np.uint64(30))) * _STEPS[1]
+    values = (values ^ (values >> np.uint64(27))) * _STEPS[2]
+    return values ^ (values >> np.uint64(31))
+
+
+def place_keys(
+    kinds: np.ndarray, links: np.ndarray, rules: np.ndarray, nodes: np.ndarray, radii: tuple[int, ...] = RADII
+) -> np.ndarray:
+    """Keys of sites, int64 (S, radii), the same in every process.
+
+    Args:
+        kinds: what each node is for itself, uint64 (N,).
+        links: edges, (E, 2), (source, destination).
+        rules: of each site, (S,).
+        nodes: of each site, (S, K), -1 = none; their order counts.
+        radii: ascending.
+    """
+    sources, destinations = np.asarray(links).T
+    around, keys = _mixed(np.asarray(kinds, np.uint64)), []
+    for radius in range(radii[-1] + 1):
+        if radius in radii:
+            key = _mixed(np.asarray(rules).astype(np.uint64) * np.uint64(64) + np.uint64(radius))
+            for column in np.asarray(nodes).T:
+                key = _mixed(key ^ np.where(column >= 0, around[column], np.uint64(1)))
+            keys.append(key)
+        # sums, for a node's producers and consumers have no order; one direction told from the other
+        produced, consumed = np.zeros_like(around), np.zeros_like(around)
+        np.add.at(produced, destinations, _mixed(around[sources]))
+        np.add.at(consumed, sources, _mixed(~around[destinations]))
+        around = _mixed(around ^ _mixed(produced) ^ _mixed(~consumed))
+    return np.stack(keys, axis=1).view(np.int64)
+
+
+def kind(*told: object) -> int:
+    """A number below 2^64 for what is told (printed: the same in every process)."""
+    return int.from_bytes(hashlib.blake2b(repr(told).encode(), digest_size=8).digest(), "little")
