@@ -39,7 +39,7 @@ STOP_BIAS = -3.0
 TRUST = 4.0, 1.0
 """A new policy's, in what is known of places: so many times what an action should save, and what it should cost
 (squeezed), is in its logit."""
-MOST_TRUST = 4.0
+MOST_TRUST = 8.0
 """In either direction: a bound, so that what is learnt can outweigh what saves at once."""
 _USUAL_SAVING = 4.0
 """Squeezed; so that what is known of places comes in the size of other features."""

@@ -62,7 +62,16 @@ class Scripted:
         self.acted = 0
         self.drawn: list[list[int]] = []  # the episodes asked for, each time
         self.begun: list[int] = []
+        self.told: list[tuple[int, float]] = []  # the rule of each action, and what it saved
         self._next = 0
+
+    def fresh(self) -> Scripted:
+        self.told.clear()
+        return self
+
+    def tried(self, observations: Any, actions: np.ndarray, saved: Any) -> None:
+        assert len(observations) == len(actions) == len(saved)
+        self.told += [(int(action[0]), each) for action, each in zip(actions, saved, strict=True)]
 
     def begin(self, number: int = 1) -> None:
         self.begun.append(number)
@@ -294,6 +303,9 @@ def test_agent_search_follows_the_policy_once_then_samples():
     result = AgentSearch(policy, samples=0).run(problem)
     assert tuple(action.split("@")[0] for action in result.plan.actions) == script
     assert policy.acted == len(script)  # then nothing is left to rewrite
+    assert [policy.names[rule] for rule, _ in policy.told] == list(script)
+    after = problem.cost(problem.replay(result.plan)).run_secs
+    assert sum(saved for _, saved in policy.told) == pytest.approx(100 * (1 - after / problem.start_secs))
     sampling = Scripted((), policy.names)
     AgentSearch(sampling, samples=19, horizon=5).run(problem_of(conv_chain(), LAYOUT))
     assert (sampling.acted, sampling.begun) == (1, [1, 16, 3])
@@ -302,6 +314,7 @@ def test_agent_search_follows_the_policy_once_then_samples():
     limited = Scripted((), policy.names)
     found = AgentSearch(limited, horizon=5, budget=Budget(40)).run(problem_of(conv_chain(), LAYOUT))
     assert found.env_steps == 40
+    assert sum(rule < len(limited.names) for rule, _ in limited.told) == 40  # the rest were stops
 
 
 def test_agent_search_ends_where_the_policy_stops_at_once():
