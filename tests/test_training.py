@@ -73,7 +73,7 @@ def train(path: Path, out: Path, target=HERE, extent: int = 4, **options):
 
 
 def test_a_training_goes_on_with_its_best_plan(chain, tmp_path):
-    first = train(chain, tmp_path / "out")
+    first = train(chain, tmp_path / "out", steps=20)
     assert first.models[0].run_secs_after < first.models[0].run_secs_before
     again = train(chain, tmp_path / "out", steps=first.env_steps + 1, resume=True)
     assert again.env_steps > first.env_steps

@@ -102,7 +102,7 @@ def test_an_update_makes_what_paid_likelier_and_learns_the_values(sizes, random_
             return float(learner.policy(collate([observation])).log_probs[2].exp())
 
     before, losses = probability(), []
-    for _ in range(6):
+    for _ in range(16):
         losses.append(learner.update(one_step_episodes(learner, observation, lambda site: float(site == 2))))
     assert probability() > 2 * before
     assert losses[-1]["value_loss"] < losses[0]["value_loss"]
