@@ -66,7 +66,6 @@ def scores(
     policy = SeeingPolicy(ppo.policy, Eyes(model.sizes, model.vision, model.memory))
     real = []
     for number in range(EPISODES):
-        policy.begin()
         real.append(collect_episode(env, policy, episode_rng(seed, number)))
     return {
         "temperature": temperature,

@@ -137,3 +137,17 @@ def test_an_agent_knows_what_it_tried_until_it_begins_afresh(toy, stored):
     # and the other sites of red nodes without neighbours of their own kind know nothing of it at the finest key
     kept = compact(observation, agent.sizes, agent.fresh().policy.places)
     assert kept.site_known.shape == (len(kept.site_rules), 2 * agent.sizes.keys_per_location)
+
+
+@pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 0), (0.5, 5, 35), (1.0, 40, 40)])
+def test_so_many_episodes_look_at_what_is_known(share, least, most, toy):
+    env = toy.ToyRewriteEnv(length=5)
+    sizes = ObservationSizes.from_space(env.observation_space)
+    with torch.random.fork_rng(devices=[]):
+        policy = TwoStepPolicy(sizes, 16, 1, share)
+    policy.places.learn([collect_episode(env, UniformPolicy(sizes), episode_rng(1, 0))])
+    episodes = [collect_episode(env, policy, episode_rng(0, number)) for number in range(40)]
+    looked = [any(kept.site_known.any() for kept in episode.observations) for episode in episodes]
+    assert least <= sum(looked) <= most
+    again = [collect_episode(env, policy, episode_rng(0, number)) for number in (7, 3)]
+    assert [episode.sites for episode in again] == [episodes[7].sites, episodes[3].sites]
