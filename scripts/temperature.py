@@ -26,6 +26,7 @@ from rlflow_tvm import from_onnx
 from rlflow_tvm.agents import load_agent
 from rlflow_tvm.agents.checkpoint import load_checkpoint
 from rlflow_tvm.agents.collect import collect_episode, episode_rng
+from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.ppo import PPO, load_parameters
 from rlflow_tvm.agents.training import torch_settings
 from rlflow_tvm.agents.world.config import WorldModelConfig
@@ -53,17 +54,29 @@ def learnt_model(run: Path) -> tuple[WorldModel, WorldModelConfig, Rollouts, dic
     return model.eval(), config, rollouts, description["metadata"]
 
 
+def dream_of(model: WorldModel, config: WorldModelConfig, rollouts: Rollouts, temperature: float) -> Dream:
+    """Dreams along the training's episodes, with what they told of places."""
+    held, learnt = rollouts.split(config.held_out)
+    return Dream.along(model, learnt, held, places_of(rollouts), config, temperature)
+
+
+def places_of(rollouts: Rollouts) -> Places:
+    """What the episodes told of places."""
+    places = Places()
+    places.learn(rollouts.episodes)
+    return places
+
+
 def scores(
     model: WorldModel, config: WorldModelConfig, rollouts: Rollouts, env: GraphRewriteEnv, temperature: float, seed: int
 ) -> dict[str, Any]:
     """A controller's, trained at one temperature."""
-    held, learnt = ([model.trace(each) for each in part] for part in rollouts.split(config.held_out))
-    dream = Dream.along(model, learnt, held, temperature, config.dream_horizon)
+    dream = dream_of(model, config, rollouts, temperature)
     ppo = PPO(model.sizes, config.controller, seed, lambda: make_controller(model.sizes, config))
     for update in range(config.iterations * config.controller_updates):
         dreamt = imagine(dream, ppo.policy, config.dreams, int(np.random.default_rng([seed, update]).integers(2**31)))
         ppo.update(dreamt)
-    policy = SeeingPolicy(ppo.policy, Eyes(model.sizes, model.vision, model.memory))
+    policy = SeeingPolicy(ppo.policy, Eyes(model.sizes, model.vision, model.memory), places_of(rollouts))
     real = []
     for number in range(EPISODES):
         real.append(collect_episode(env, policy, episode_rng(seed, number)))

@@ -16,7 +16,6 @@ from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import CompactObservation, HasSites, ObservationSizes, actions_at, compact
 from rlflow_tvm.agents.policy import Acting, TwoStepPolicy
 from rlflow_tvm.agents.ppo import load_policy_tensors
-from rlflow_tvm.agents.savings import squeezed
 from rlflow_tvm.errors import AgentError
 
 
@@ -77,8 +76,7 @@ class Agent:
 
     def tried(self, observations: Sequence[Mapping[str, Any]], actions: np.ndarray, saved: Sequence[float]) -> None:
         """Know from now on what actions (T, 2) saved, each in percent of its episode's first graph."""
-        places = [seen["location_places"][tuple(action)] for seen, action in zip(observations, actions, strict=True)]
-        self._places.add(np.stack(places), squeezed(torch.tensor(saved, dtype=torch.float64)).numpy())
+        self._places.tried(observations, actions, saved)
 
     def draw(
         self, observations: Sequence[Mapping[str, Any]], rng: np.random.Generator, episodes: Sequence[int]
@@ -91,7 +89,8 @@ class Agent:
             episodes: their numbers, below what `begin` was told.
         """
         del episodes  # nothing is remembered of them
-        return self.policy.draw([self._compact(each) for each in observations], rng)
+        kept = [self._compact(each) for each in observations]
+        return actions_at(kept, self.policy.draw(kept, rng))
 
     def probabilities(self, observation: Mapping[str, Any]) -> np.ndarray:
         """p(rule, location), float64 (R+1, L), exactly 0 where masked."""

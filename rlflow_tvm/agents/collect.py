@@ -24,24 +24,28 @@ class Quota:
 
     The plan rests on the lengths of episodes in the order of their numbers alone. So it is the same for any number of
     workers, every episode that was begun is learnt from, and several can be begun at once: after each episode in turn,
-    as many more as the missing steps should need, rounded down, but at least one.
+    as many more as the missing steps should need if all were as long as the longest, but at least one. (By the mean
+    length far too many would be begun where episodes become longer.)
 
     Args:
         steps: wanted; the update has at least as many.
-        mean_length: of the update before; None in the first one, where the number doubles at most until it is known.
+        longest: steps of the longest episode before; None in the first update, where the number doubles at most until
+            lengths are known.
     """
 
-    def __init__(self, steps: int, mean_length: float | None) -> None:
+    def __init__(self, steps: int, longest: int | None) -> None:
         self.planned = 0
         self.taken = 0
-        self._missing, self._mean_length, self._steps = steps, mean_length, 0
+        self.longest = longest or 0
+        self._known = longest is not None
+        self._missing = steps
         self._plan()
 
     def add(self, length: int) -> None:
         """Take in the next episode's number of steps."""
         self.taken += 1
+        self.longest = max(self.longest, length)
         self._missing -= length
-        self._steps += length
         self._plan()
 
     @property
@@ -52,10 +56,9 @@ class Quota:
     def _plan(self) -> None:
         if self._missing <= 0:
             return
-        if self._mean_length is not None:
-            ahead = int(self._missing / self._mean_length)
-        else:
-            ahead = min(self._missing * self.taken // max(1, self._steps), self.taken)
+        ahead = self._missing // self.longest if self.longest else 0
+        if not self._known:
+            ahead = min(ahead, self.taken)
         self.planned = max(self.planned, self.taken + max(1, ahead))
 
 

@@ -8,6 +8,7 @@ as in neural episodic control (Pritzel et al. 2017), and the network decides wha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,9 +36,9 @@ class Places:
     def known(self, places: np.ndarray) -> np.ndarray:
         """What is known of places with keys (S, P), float32 (S, 2P): of each key the mean saving, 0 where it was not
         tried, and n / (n + 1) for n tries."""
-        rows = np.minimum(np.searchsorted(self.keys, places), max(0, len(self.keys) - 1))
         if not len(self.keys):
             return np.zeros((len(places), 2 * places.shape[1]), np.float32)
+        rows = np.minimum(np.searchsorted(self.keys, places), len(self.keys) - 1)
         there = self.keys[rows] == places
         tries = np.where(there, self.tries[rows], 0.0)
         return np.concatenate([np.where(there, self.means[rows], 0.0), tries / (tries + 1.0)], axis=1, dtype=np.float32)
@@ -52,6 +53,12 @@ class Places:
         tries = np.bincount(where, weights, len(keys))
         sums = np.bincount(where, weights * np.concatenate([self.means, told]), len(keys))
         self.keys, self.tries, self.means = keys, tries, sums / tries
+
+    def tried(self, observations: Sequence[Mapping[str, Any]], actions: np.ndarray, saved: Sequence[float]) -> None:
+        """Take in what actions (T, 2) on an environment's observations saved, each in percent of its episode's first
+        graph."""
+        places = [seen["location_places"][tuple(action)] for seen, action in zip(observations, actions, strict=True)]
+        self.add(np.stack(places), squeezed(torch.tensor(saved, dtype=torch.float64)).numpy())
 
     def learn(self, episodes: Sequence[Episode]) -> None:
         """Take in what the steps of episodes saved; of those whose environment told no times, nothing."""

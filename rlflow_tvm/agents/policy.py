@@ -27,22 +27,15 @@ from rlflow_tvm.agents.observation import (
     HasSites,
     ObservationSizes,
     SiteBatch,
-    actions_at,
     collate,
     collate_sites,
     compact,
 )
 from rlflow_tvm.agents.places import Places
+from rlflow_tvm.agents.prior import Prior, features
 
 STOP_BIAS = -3.0
 """Of the logit of stop in a new policy."""
-TRUST = 4.0, 1.0
-"""A new policy's, in what is known of places: so many times what an action should save, and what it should cost
-(squeezed), is in its logit."""
-MOST_TRUST = 8.0
-"""In either direction: a bound, so that what is learnt can outweigh what saves at once."""
-_USUAL_SAVING = 4.0
-"""Squeezed; so that what is known of places comes in the size of other features."""
 
 
 def segment_log_softmax(logits: torch.Tensor, segment: torch.Tensor, num_segments: int) -> torch.Tensor:
@@ -51,16 +44,6 @@ def segment_log_softmax(logits: torch.Tensor, segment: torch.Tensor, num_segment
     shifted = logits - top[segment]
     total = torch.zeros(num_segments).index_add(0, segment, shifted.exp())
     return shifted - total.log()[segment]
-
-
-def expected_saving(known: torch.Tensor) -> torch.Tensor:
-    """What actions should save (squeezed), (S,), by what is `known` of their places, (S, 2P): by the finest key, as far
-    as it was tried, else by coarser ones; 0 where none was."""
-    means, weights = known.chunk(2, dim=1)
-    expected = torch.zeros(len(known))
-    for mean, weight in zip(means.unbind(1), weights.unbind(1), strict=True):
-        expected = expected + weight * (mean - expected)
-    return expected
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,9 +166,9 @@ class SitePolicy(nn.Module, Generic[ObservationT, BatchT], ABC):
 
     @torch.inference_mode()
     def draw(self, observations: Sequence[ObservationT], rng: np.random.Generator) -> np.ndarray:
-        """One action for each, drawn: (rule, location), int64 (B, 2)."""
+        """One action for each, drawn: indices of sites, int64 (B,)."""
         batch = self.collate(observations)
-        return actions_at(observations, self.choose_all(batch, self(batch), rng))
+        return self.choose_all(batch, self(batch), rng)
 
 
 class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
@@ -226,7 +209,7 @@ class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
         with torch.no_grad():
             self.rule_bias[sizes.stop_rule] = STOP_BIAS
         self.places = Places()
-        self.trust = nn.Parameter(torch.tensor(TRUST))  # (2,)
+        self.prior = Prior()
 
     def forward(self, batch: GraphBatch) -> PolicyOutput:
         """Log-probabilities of all legal actions, joint entropy and value of each graph."""
@@ -235,11 +218,9 @@ class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
         # The mean over a site's nodes; a site without nodes (stop) gets zeros.
         own = functional.embedding_bag(batch.member_nodes, self.site_nodes(h), batch.member_offsets, mode="mean")
         context = self.site_rule(self.rule.weight)[pair_rule] + self.site_graph(readout)[pair_graph]
-        known = self.site_known(batch.site_known / _USUAL_SAVING)
+        known = self.site_known(features(batch.site_known))
         sites = self.site_body(own + known + context.index_select(0, site_pair))
-        saving = expected_saving(batch.site_known)
-        trusted = torch.where(saving > 0, self.trust[0], self.trust[1]) * saving
-        expected = MOST_TRUST * torch.tanh(trusted / MOST_TRUST)
+        expected = self.prior(batch.site_known)
         location_logits = self.location_head(sites).squeeze(1) + expected
 
         pooled = [dgl.ops.segment_reduce(batch.pair_sizes, sites, reducer) for reducer in ("mean", "max")]

@@ -59,6 +59,7 @@ class _Counts:
     updates: int = 0
     mean_return: float | None = None
     mean_length: float | None = None
+    longest: int | None = None  # steps of the longest episode
     best_return: float | None = None
     best_run_secs: float | None = None
     wall_secs: float = 0.0
@@ -74,6 +75,7 @@ class _Counts:
         self.updates += 1
         self.mean_return = math.fsum(returns) / len(returns) if returns else self.mean_return
         self.mean_length = steps / len(episodes)
+        self.longest = max([*map(len, episodes), self.longest or 0])
         self.best_return = max([*returns, *([] if self.best_return is None else [self.best_return])], default=None)
         self.best_run_secs = min((secs for secs in times if secs is not None), default=None)
 
@@ -160,7 +162,7 @@ def train(
             if workers is not None and counts.env_steps < total_steps:
                 pool = stack.enter_context(open_pool(workers, config, seed, sizes))
             while counts.env_steps < total_steps:
-                quota = Quota(config.steps_per_update, counts.mean_length)
+                quota = Quota(config.steps_per_update, counts.longest)
                 start = partial(archive.start, seed)
                 rollout = (
                     _rollout(env, learner.policy, seed, counts.episodes, quota, steps_done, start)
@@ -183,7 +185,9 @@ def train(
                 if time.monotonic() - saved_at >= checkpoint_secs or counts.env_steps >= total_steps:
                     _save(path, learner, archive, identity, counts)
                     saved_at = time.monotonic()
-    return TrainingResult(checkpoint=path, **dataclasses.asdict(counts))
+    told = dataclasses.asdict(counts)
+    del told["longest"]
+    return TrainingResult(checkpoint=path, **told)
 
 
 def _rollout(

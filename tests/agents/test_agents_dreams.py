@@ -13,14 +13,17 @@ from training_checks import assert_same_training, curve, state
 from rlflow_tvm.agents import load_agent
 from rlflow_tvm.agents.collect import collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
-from rlflow_tvm.agents.observation import ObservationSizes, actions_at, legal_sites
+from rlflow_tvm.agents.observation import ObservationSizes, legal_sites
+from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.policy import UniformPolicy
 from rlflow_tvm.agents.pool import Workers
+from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.savings import savings, squeezed
 from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.controller import Controller, Eyes, LatentObservation
 from rlflow_tvm.agents.world.dream import Dream, DreamEnv, imagine
 from rlflow_tvm.agents.world.model import WorldModel
+from rlflow_tvm.agents.world.real import RealEpisodes
 from rlflow_tvm.agents.world.training import _Training, make_controller, train
 from rlflow_tvm.errors import AgentError
 
@@ -44,9 +47,21 @@ def model(env) -> WorldModel:
 
 @pytest.fixture
 def dream(env, model) -> Dream:
-    policy = UniformPolicy(model.sizes)
-    traces = [model.trace(collect_episode(env, policy, episode_rng(1, number))) for number in range(6)]
-    return Dream.along(model, traces[:4], [], 1.0, 6)
+    episodes = random_episodes(env, 6)
+    return Dream.along(model, episodes[:4], [], known_of(episodes), SMALL)
+
+
+def random_episodes(env, number: int) -> list[Episode]:
+    """Of the random agent."""
+    policy = UniformPolicy(ObservationSizes.from_space(env.observation_space))
+    return [collect_episode(env, policy, episode_rng(1, each)) for each in range(number)]
+
+
+def known_of(episodes: list[Episode]) -> Places:
+    """What they tell of places."""
+    places = Places()
+    places.learn(episodes)
+    return places
 
 
 def test_a_dream_keeps_gymnasiums_rules(dream):
@@ -57,13 +72,29 @@ def test_a_dream_has_the_real_ones_actions_and_begins_with_its_masks(env, dream)
     """Or with those of a graph along an episode of it."""
     dreamt = DreamEnv(dream)
     assert dreamt.action_space == env.action_space
-    policy, real = UniformPolicy(dream.sizes), set()
-    for number in range(4):
-        for kept in collect_episode(env, policy, episode_rng(1, number)).observations:
-            real.add((kept.site_rules.tobytes(), kept.site_locations.tobytes()))
-    for seed in range(20):
+    real, places = set(), known_of(random_episodes(env, 6))
+    for episode in random_episodes(env, 4):
+        for kept in episode.observations:
+            known = places.known(kept.site_places)
+            for told in (known, 0.0 * known):  # in some dreams the controller is not told
+                real.add((kept.site_rules.tobytes(), kept.site_locations.tobytes(), told.tobytes()))
+    informed = []
+    for seed in range(40):
         observation, _ = dreamt.reset(seed=seed)
-        assert tuple(each.tobytes() for each in legal_sites(observation, dream.sizes)) in real
+        rules, locations = legal_sites(observation, dream.sizes)
+        known = observation["location_known"][rules, locations]
+        assert (rules.tobytes(), locations.tobytes(), known.tobytes()) in real
+        informed.append(known.any())
+    assert 0.5 < np.mean(informed) < 1.0
+
+
+def test_an_action_outside_the_masks_costs_a_hundred_and_changes_nothing(dream):
+    dreamt = DreamEnv(dream)
+    before, _ = dreamt.reset(seed=0)
+    for action in ((0, 7), (dream.sizes.stop_rule, 1), (-1, 0)):
+        after, reward, terminated, truncated, _ = dreamt.step(np.array(action))
+        assert (reward, terminated, truncated) == (-100.0, False, False)
+        assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
 def test_stop_ends_a_dream_and_the_horizon_cuts_it_off(dream):
@@ -110,7 +141,8 @@ def test_actions_drawn_at_once_are_the_distributions(sizes):
     torch.nn.init.normal_(controller.rule_head.weight)
     torch.nn.init.normal_(controller.location_head.weight)
     rules, locations = np.array([0, 0, 2, 5], np.int16), np.array([0, 3, 1, 0], np.int16)
-    seen = [LatentObservation(np.full(4, row, np.float32), rules, locations) for row in (0.5, -1.0)]
+    known = np.random.default_rng(1).normal(size=(4, 4)).astype(np.float32)
+    seen = [LatentObservation(np.full(4, row, np.float32), rules, locations, known) for row in (0.5, -1.0)]
     batch = controller.collate(seen)
     with torch.inference_mode():
         output = controller(batch)
@@ -126,7 +158,8 @@ def test_masked_actions_have_no_probability(sizes, random_observation):
     rng = np.random.default_rng(0)
     for _ in range(5):
         graph = random_observation(rng, sites=int(rng.integers(1, 30)))
-        seen = LatentObservation(rng.normal(size=4).astype(np.float32), graph.site_rules, graph.site_locations)
+        vector = rng.normal(size=4).astype(np.float32)
+        seen = LatentObservation(vector, graph.site_rules, graph.site_locations, graph.site_known)
         probabilities = controller.probabilities(seen)
         legal = np.zeros(probabilities.shape, bool)
         legal[seen.site_rules, seen.site_locations] = True
@@ -137,8 +170,8 @@ def test_masked_actions_have_no_probability(sizes, random_observation):
 
 def prepared(env, folder) -> _Training:
     """A training whose world model has learnt."""
-    training = _Training(env, SMALL, 100, 0, folder, {"config": SMALL.as_dict(), "seed": 0, "metadata": {}}, 1e9)
-    training.on_step = training.on_episode = training.on_work = None
+    identity = {"config": SMALL.as_dict(), "seed": 0, "metadata": {}}
+    training = _Training(RealEpisodes(env, SMALL, 0, folder / "rollouts"), SMALL, 100, 0, folder, identity, 1e9)
     training.begin(resume=False)
     training.log = type("Log", (), {"write": lambda self, line: None})()
     training.collect()
@@ -203,45 +236,47 @@ def test_random_episodes_of_workers_make_the_same_training(env, tmp_path):
 
 
 def test_a_dream_ends_where_the_members_disagree(env, model):
-    policy = UniformPolicy(model.sizes)
-    traces = [model.trace(collect_episode(env, policy, episode_rng(1, number))) for number in range(12)]
-    dream = Dream.along(model, traces[:8], traces[8:], 0.0, 6)
+    episodes = random_episodes(env, 12)
+    dream = Dream.along(model, episodes[:8], episodes[8:], known_of(episodes), SMALL, temperature=0.0)
     state = dream.draw(30, torch.Generator().manual_seed(0))
-    stay, none = torch.zeros(30, dtype=torch.long), torch.zeros(30, dtype=torch.long)
+    first = state.sites.offsets[:-1]
+    assert (state.sites.rules[first] == 0).sum() > 10
+    state = state[torch.nonzero(torch.from_numpy(state.sites.rules[first] == 0)).squeeze(1)]
+    first = state.sites.offsets[:-1]
     with torch.no_grad():
         for memory in model.members:
             memory.terminal.bias.fill_(-50.0)
             memory.rules.bias.fill_(50.0)
-        before = dream.step(state, stay, none, torch.Generator())
+        before = dream.step(state, first, torch.Generator())
         assert not before[2].all()
         model.members[1].reward[-1].bias.fill_(40.0)
-        after = dream.step(state, stay, none, torch.Generator())
+        after = dream.step(state, first, torch.Generator())
     assert after[2].all()
     assert (after[1] <= 0).all()  # the more cautious one's, and nothing for what is not known
 
 
 def test_a_dream_pays_what_improves_on_its_best(env, model):
-    policy = UniformPolicy(model.sizes)
-    dream = Dream.along(model, [model.trace(collect_episode(env, policy, episode_rng(1, 0)))], [], 1.0, 6)
-    generator, rules = torch.Generator().manual_seed(0), torch.zeros(8, dtype=torch.long)
+    dream = Dream.along(model, random_episodes(env, 1), [], Places(), SMALL)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        model.memory.rules.bias.fill_(50.0)  # all rules apply
     state = dream.draw(8, generator)
     for told in (2.0, -3.0, 1.0, 2.5):
         with torch.no_grad():
             for memory in model.members:
                 memory.reward[-1].weight.fill_(0.0)
                 memory.reward[-1].bias.fill_(float(squeezed(torch.tensor(told))))
-        before, (state, rewards, _) = state, dream.step(state, rules, rules, generator)
+        before, (state, rewards, _) = state, dream.step(state, state.sites.offsets[:-1], generator)
         torch.testing.assert_close(state.saved, before.saved + told, rtol=0, atol=1e-4)
         improved = (state.saved - before.best).clamp(min=0.0)
         torch.testing.assert_close(rewards, 0.9 * improved + 0.1 * told, rtol=0, atol=1e-4)
-    stop = torch.full((8,), model.sizes.stop_rule)
-    assert dream.step(state, stop, rules, generator)[1].tolist() == [0.0] * 8
+    assert dream.step(state, state.sites.offsets[1:] - 1, generator)[1].tolist() == [0.0] * 8  # stop
 
 
 def test_dreams_begin_along_real_episodes_with_what_was_remembered_there(env, model):
-    policy = UniformPolicy(model.sizes)
-    traces = [model.trace(collect_episode(env, policy, episode_rng(1, number))) for number in range(5)]
-    dream = Dream.along(model, traces, [], 1.0, 6)
+    episodes = random_episodes(env, 5)
+    traces = [model.trace(episode) for episode in episodes]
+    dream = Dream.along(model, episodes, [], Places(), SMALL)
     row = 0
     for trace in traces:
         state = model.memory.begin(1)
@@ -252,8 +287,8 @@ def test_dreams_begin_along_real_episodes_with_what_was_remembered_there(env, mo
             with torch.no_grad():
                 _, state = model.memory.step(here, state)
             row += 1
-    for episode, number in zip(range(5), dream._beginnings.tolist(), strict=True):
-        saved = savings(collect_episode(env, policy, episode_rng(1, episode))).cumsum()
+    for episode, number in zip(episodes, dream._beginnings.tolist(), strict=True):
+        saved = savings(episode).cumsum()
         rows = slice(number, number + len(saved))
         before = np.concatenate([[0.0], saved[:-1]])
         np.testing.assert_allclose(dream._starts.saved[rows], before, atol=1e-3)
@@ -267,8 +302,7 @@ def test_dreams_begin_along_real_episodes_with_what_was_remembered_there(env, mo
 
 def test_several_episodes_at_once_are_seen_as_each_alone(env, model):
     rng = np.random.default_rng(0)
-    policy = UniformPolicy(model.sizes)
-    real = [collect_episode(env, policy, episode_rng(2, number)) for number in range(3)]
+    real = random_episodes(env, 3)
     together, alone = (Eyes(model.sizes, model.vision, model.memory) for _ in range(2))
     together.begin(3)
     told: dict[int, list[np.ndarray]] = {number: [] for number in range(3)}
@@ -278,12 +312,12 @@ def test_several_episodes_at_once_are_seen_as_each_alone(env, model):
         kept = [real[number].observations[step] for number in rows]
         for number, seen in zip(rows, together.see(kept, rows), strict=True):
             told[number].append(seen.vector)
-        together.acted(actions_at(kept, [real[number].sites[step] for number in rows]))
+        together.acted([real[number].sites[step] for number in rows])
     for number, episode in enumerate(real):
         alone.begin()
         for step, kept in enumerate(episode.observations):
             np.testing.assert_allclose(alone.see([kept])[0].vector, told[number][step], atol=1e-5)
-            alone.acted(actions_at([kept], [episode.sites[step]]))
+            alone.acted([episode.sites[step]])
 
 
 def test_what_cannot_be_is_told(env, tmp_path):

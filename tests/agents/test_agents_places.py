@@ -13,8 +13,9 @@ from rlflow_tvm.agents.collect import collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import ObservationSizes, compact
 from rlflow_tvm.agents.places import Places
-from rlflow_tvm.agents.policy import TwoStepPolicy, UniformPolicy, expected_saving
+from rlflow_tvm.agents.policy import TwoStepPolicy, UniformPolicy
 from rlflow_tvm.agents.ppo import PPO
+from rlflow_tvm.agents.prior import expected_saving
 from rlflow_tvm.agents.savings import savings, squeezed
 from rlflow_tvm.agents.training import train
 

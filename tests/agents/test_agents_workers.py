@@ -185,9 +185,9 @@ def test_no_worker_outlives_its_training(tmp_path, number):
     assert_gone(tmp_path / "pids")
 
 
-@given(st.integers(1, 300), st.none() | st.floats(1, 50), st.lists(st.integers(1, 60), min_size=300, max_size=300))
-def test_an_update_takes_all_episodes_that_were_begun_and_not_many_too_many(steps, mean_length, lengths):
-    quota = Quota(steps, mean_length)
+@given(st.integers(1, 300), st.none() | st.integers(1, 60), st.lists(st.integers(1, 60), min_size=300, max_size=300))
+def test_an_update_takes_all_episodes_that_were_begun_and_not_many_too_many(steps, longest, lengths):
+    quota = Quota(steps, longest)
     planned = [quota.planned]
     while quota.open:
         quota.add(lengths[quota.taken])
@@ -196,9 +196,12 @@ def test_an_update_takes_all_episodes_that_were_begun_and_not_many_too_many(step
     assert quota.taken == quota.planned >= 1
     total = sum(lengths[: quota.taken])
     assert total >= steps
-    if mean_length is None:  # begun before anything is known: never more than twice the episodes there are
+    if longest is not None and max(lengths[: quota.taken]) <= longest:  # none was begun for nothing
+        assert total - lengths[quota.taken - 1] < steps
+    if longest is None:  # begun before anything is known: never more than twice the episodes there are
         assert all(ahead <= 2 * max(1, there) for there, ahead in enumerate(planned))
-    alike = Quota(steps, 7.0)
+    alike = Quota(steps, 7)
+    assert alike.planned == max(1, steps // 7)
     while alike.open:
         alike.add(7)
     assert alike.taken == -(-steps // 7)

@@ -12,6 +12,7 @@ from torch.distributions import Categorical, Independent, MixtureSameFamily, Nor
 
 from rlflow_tvm.agents.collect import collect_episode, episode_rng
 from rlflow_tvm.agents.observation import ObservationSizes, collate
+from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.policy import UniformPolicy
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.savings import savings, squeezed, stretched
@@ -28,10 +29,16 @@ CONFIG = WorldModelConfig(hidden=24, memory=64, members=1, vision_steps=800, mem
 
 @pytest.fixture(scope="module")
 def episodes(toy) -> list[Episode]:
-    """Of the random agent; chains of three to five nodes."""
+    """Of the random agent; chains of three to five nodes, with what those before told of places."""
     env = toy.ToyRewriteEnv(length=5, horizon=12, random_start=True)
     policy = UniformPolicy(ObservationSizes.from_space(env.observation_space))
-    return [collect_episode(env, policy, episode_rng(0, number)) for number in range(220)]
+    places, found = Places(), []
+    for number in range(220):
+        episode = collect_episode(env, policy, episode_rng(0, number))
+        seen = [dataclasses.replace(each, site_known=places.known(each.site_places)) for each in episode.observations]
+        found.append(dataclasses.replace(episode, observations=seen))
+        places.learn([episode])
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +101,9 @@ def test_at_temperature_nought_the_likeliest_gaussians_mean_is_taken():
 def random_steps(sizes: ObservationSizes, number: int, latent: int) -> Steps:
     rng = np.random.default_rng(number)
     counts = rng.integers(0, 4, (number, sizes.num_rules)).astype(np.float32)
-    rules, locations = rng.integers(0, sizes.num_rules, number), rng.integers(0, sizes.num_locations, number)
-    latents = rng.normal(size=(number, latent)).astype(np.float32)
-    return Steps(*map(torch.from_numpy, (latents, counts, rules, locations)))
+    rules, latents = rng.integers(0, sizes.num_rules, number), rng.normal(size=(number, latent)).astype(np.float32)
+    known = rng.normal(size=(number, 2 * sizes.keys_per_location)).astype(np.float32)
+    return Steps(*map(torch.from_numpy, (latents, counts, rules, known)))
 
 
 def test_episodes_of_any_lengths_are_foreseen_as_each_alone_and_as_step_by_step(sizes):
@@ -150,7 +157,9 @@ def test_facts_are_those_of_the_graphs(toy_sizes, episodes):
     for episode, saved in zip(episodes[:5], actions.rewards.split([len(each) for each in episodes[:5]]), strict=True):
         first, drops = episode.run_secs[0], -np.diff(episode.run_secs)
         np.testing.assert_allclose(stretched(saved).numpy(), (100 * drops / first).clip(-100, 100), rtol=1e-4)
-    assert bool((facts.counts[torch.arange(len(observations)), actions.rules] > actions.locations).all())
+    assert bool((facts.counts[torch.arange(len(observations)), actions.rules] > 0).all())
+    row = len(episodes[0])
+    assert np.array_equal(actions.known[row], episodes[1].observations[0].site_known[episodes[1].sites[0]])
 
 
 def test_an_environment_must_tell_times(toy_sizes, episodes):

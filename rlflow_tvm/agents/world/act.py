@@ -12,18 +12,31 @@ from gymnasium import spaces
 
 from rlflow_tvm.agents.act import act_with, check_sizes
 from rlflow_tvm.agents.checkpoint import load_checkpoint
-from rlflow_tvm.agents.observation import ObservationSizes
+from rlflow_tvm.agents.observation import ObservationSizes, actions_at
+from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.ppo import load_parameters, load_policy_tensors
 from rlflow_tvm.agents.world.config import WorldModelConfig
-from rlflow_tvm.agents.world.controller import Eyes, SeeingPolicy
-from rlflow_tvm.agents.world.training import make_controller, make_model
+from rlflow_tvm.agents.world.controller import Controller, Eyes, SeeingPolicy
+from rlflow_tvm.agents.world.training import make_controller, make_model, places_in
 
 
 class WorldAgent:
-    """A controller with the world model that it sees through. It remembers what it did: `begin` before each episode."""
+    """A controller with the world model that it sees through. It remembers what it did: `begin` before each episode.
 
-    def __init__(self, policy: SeeingPolicy, sizes: ObservationSizes, metadata: Mapping[str, Any]) -> None:
-        self.policy, self.sizes, self.metadata = policy, sizes, dict(metadata)
+    Args:
+        controller: what decides.
+        eyes: what it sees with.
+        places: what its training knew of them.
+        metadata: what the caller of `train` stored.
+    """
+
+    def __init__(self, controller: Controller, eyes: Eyes, places: Places, metadata: Mapping[str, Any]) -> None:
+        self.policy, self.sizes, self.metadata = (
+            SeeingPolicy(controller, eyes, places.copy()),
+            eyes.sizes,
+            dict(metadata),
+        )
+        self._trained = controller, eyes, places
 
     @staticmethod
     def load(path: str | Path, observation_space: spaces.Space[Any] | None = None) -> WorldAgent:
@@ -37,12 +50,12 @@ class WorldAgent:
             model, controller = make_model(sizes, config), make_controller(sizes, config)
         load_parameters(model, tensors, "agent.world")
         load_policy_tensors(controller, tensors)
-        eyes = Eyes(sizes, model.eval().vision, model.memory)
-        return WorldAgent(SeeingPolicy(controller.eval(), eyes), sizes, description["metadata"])
+        eyes, places = Eyes(sizes, model.eval().vision, model.memory), places_in(tensors)
+        return WorldAgent(controller.eval(), eyes, places, description["metadata"])
 
     def fresh(self) -> WorldAgent:
-        """The agent as it was trained."""
-        return WorldAgent(self.policy, self.sizes, self.metadata)
+        """See `agents.act.Agent.fresh`."""
+        return WorldAgent(*self._trained, self.metadata)
 
     def begin(self, number: int = 1) -> None:
         """A new episode, or several at once."""
@@ -55,10 +68,12 @@ class WorldAgent:
         return act_with(self.policy, self.policy.compact(observation), deterministic, rng)
 
     def tried(self, observations: Sequence[Mapping[str, Any]], actions: np.ndarray, saved: Sequence[float]) -> None:
-        """See `agents.act.Agent.tried`; V sees graphs, and knows nothing of places."""
+        """See `agents.act.Agent.tried`."""
+        self.policy.places.tried(observations, actions, saved)
 
     def draw(
         self, observations: Sequence[Mapping[str, Any]], rng: np.random.Generator, episodes: Sequence[int]
     ) -> np.ndarray:
         """See `agents.act.Agent.draw`; the actions are taken to be done."""
-        return self.policy.draw([self.policy.compact(each) for each in observations], rng, episodes)
+        kept = [self.policy.compact(each) for each in observations]
+        return actions_at(kept, self.policy.draw(kept, rng, episodes))

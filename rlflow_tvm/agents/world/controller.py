@@ -11,17 +11,19 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from rlflow_tvm.agents.backend import dgl
 from rlflow_tvm.agents.observation import (
     CompactObservation,
     ObservationSizes,
     SiteBatch,
-    actions_at,
     collate,
     collate_sites,
     compact,
     legal_sites,
 )
+from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.policy import STOP_BIAS, PolicyOutput, SitePolicy, two_step_output
+from rlflow_tvm.agents.prior import Prior, features
 from rlflow_tvm.agents.world.memory import Memory, Recurrent, Steps
 from rlflow_tvm.agents.world.vision import Vision, site_counts
 
@@ -33,6 +35,7 @@ class LatentObservation:
     vector: np.ndarray  # float32 (Z+H,): [z, h]
     site_rules: np.ndarray  # int16 (S,), ascending
     site_locations: np.ndarray  # int16 (S,), ascending within a rule
+    site_known: np.ndarray  # float32 (S, 2P), see `places`
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +43,11 @@ class LatentBatch(SiteBatch):
     """Several of them (B)."""
 
     vectors: torch.Tensor  # (B, Z+H)
-    site_locations: torch.Tensor  # (S,)
+    site_known: torch.Tensor  # (S, 2P)
 
 
 class Controller(SitePolicy[LatentObservation, LatentBatch]):
-    """Rule and location heads over one trunk; a location is known by its number alone, as M knows it.
+    """Rule and location heads over one trunk; a location is what is known of its place, and no more.
 
     Args:
         sizes: of the real observations.
@@ -55,34 +58,47 @@ class Controller(SitePolicy[LatentObservation, LatentBatch]):
     def __init__(self, sizes: ObservationSizes, width: int, hidden: int) -> None:
         super().__init__(sizes)
         self.trunk = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
-        self.rule_head = nn.Linear(hidden, sizes.num_rules)
         self.rule = nn.Embedding(sizes.num_rules, hidden)
-        self.location_body = nn.Sequential(nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
-        self.location_head = nn.Linear(hidden, sizes.num_locations)
+        self.known = nn.Linear(2 * sizes.keys_per_location, hidden, bias=False)
+        self.site_body = nn.Sequential(nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+        self.location_head = nn.Linear(hidden, 1)
+        self.rule_body = nn.Sequential(nn.Linear(3 * hidden, hidden), nn.ReLU())
+        self.rule_head = nn.Linear(hidden, 1)
+        self.rule_bias = nn.Parameter(torch.zeros(sizes.num_rules))
+        self.value_body = nn.Sequential(nn.Linear(2 * hidden, hidden), nn.ReLU())
         self.value_head = nn.Linear(hidden, 1)
         for head, gain in ((self.location_head, 0.01), (self.rule_head, 0.01), (self.value_head, 1.0)):
             nn.init.orthogonal_(head.weight, gain)
             nn.init.zeros_(head.bias)
         with torch.no_grad():
-            self.rule_head.bias[sizes.stop_rule] = STOP_BIAS
+            self.rule_bias[sizes.stop_rule] = STOP_BIAS
+        self.prior = Prior()
 
     def forward(self, batch: LatentBatch) -> PolicyOutput:
         trunk = self.trunk(batch.vectors)
-        rule_logits = self.rule_head(trunk)[batch.pair_graph, batch.pair_rule]
-        pairs = self.location_body(trunk[batch.pair_graph] + self.rule(batch.pair_rule))
-        location_logits = self.location_head(pairs)[batch.site_pair, batch.site_locations]
-        return two_step_output(batch, rule_logits, location_logits, self.told_value(self.value_head(trunk)))
+        pairs = trunk.index_select(0, batch.pair_graph) + self.rule(batch.pair_rule)
+        sites = self.site_body(pairs.index_select(0, batch.site_pair) + self.known(features(batch.site_known)))
+        expected = self.prior(batch.site_known)
+        location_logits = self.location_head(sites).squeeze(1) + expected
+        pooled = [dgl.ops.segment_reduce(batch.pair_sizes, sites, reducer) for reducer in ("mean", "max")]
+        promise = dgl.ops.segment_reduce(batch.pair_sizes, expected.unsqueeze(1), "max").squeeze(1)
+        rule_logits = self.rule_head(self.rule_body(torch.cat([pairs, *pooled], dim=1))).squeeze(1)
+        rule_logits = rule_logits + self.rule_bias[batch.pair_rule] + promise
+        best = dgl.ops.segment_reduce(torch.from_numpy(np.diff(batch.site_offsets)), sites, "max")
+        values = self.told_value(self.value_head(self.value_body(torch.cat([trunk, best], dim=1))))
+        return two_step_output(batch, rule_logits, location_logits, values)
 
     def compact(self, observation: Mapping[str, Any]) -> LatentObservation:
-        """Of what `DreamEnv` shows: {"latent", "rule_mask", "location_mask"}."""
-        return LatentObservation(np.asarray(observation["latent"], np.float32), *legal_sites(observation, self.sizes))
+        """Of what `DreamEnv` shows: {"latent", "rule_mask", "location_mask", "location_known"}."""
+        rules, locations = legal_sites(observation, self.sizes)
+        known = np.asarray(observation["location_known"], np.float32)[rules, locations]
+        return LatentObservation(np.asarray(observation["latent"], np.float32), rules, locations, known)
 
     def collate(self, observations: Sequence[LatentObservation]) -> LatentBatch:
-        locations = np.concatenate([observation.site_locations for observation in observations]).astype(np.int64)
         return LatentBatch(
             **vars(collate_sites(observations)),
             vectors=torch.from_numpy(np.stack([observation.vector for observation in observations])),
-            site_locations=torch.from_numpy(locations),
+            site_known=torch.from_numpy(np.concatenate([observation.site_known for observation in observations])),
         )
 
 
@@ -94,6 +110,9 @@ def latent_space(sizes: ObservationSizes, width: int) -> spaces.Dict:
             "latent": spaces.Box(-most, most, (width,), np.float32),
             "rule_mask": spaces.MultiBinary(sizes.num_rules),
             "location_mask": spaces.MultiBinary((sizes.num_rules, sizes.num_locations)),
+            "location_known": spaces.Box(
+                -most, most, (sizes.num_rules, sizes.num_locations, 2 * sizes.keys_per_location), np.float32
+            ),
         }
     )
 
@@ -110,21 +129,31 @@ class Eyes:
         self._state: Recurrent = self.memory.begin(number)
 
     @torch.inference_mode()
-    def see(self, kept: Sequence[CompactObservation], episodes: Sequence[int] = (0,)) -> list[LatentObservation]:
-        """What the controller sees of graphs, one of each of the episodes."""
-        self._episodes = torch.tensor(episodes)
+    def see(
+        self, kept: Sequence[CompactObservation], episodes: Sequence[int] = (0,), informed: bool = True
+    ) -> list[LatentObservation]:
+        """What the controller sees of graphs, one of each of the episodes: of places only if it is `informed`."""
+        self._episodes, self._seen = torch.tensor(episodes), kept
         self._latents = self.vision(collate(kept))
-        self._counts = torch.from_numpy(site_counts(kept, self.sizes)).float()
         vectors = torch.cat([self._latents, self._state.h[self._episodes]], dim=1).numpy()
-        pairs = zip(vectors, kept, strict=True)
-        return [LatentObservation(vector, each.site_rules, each.site_locations) for vector, each in pairs]
+        return [
+            LatentObservation(
+                vector, each.site_rules, each.site_locations, each.site_known if informed else 0.0 * each.site_known
+            )
+            for vector, each in zip(vectors, kept, strict=True)
+        ]
 
     @torch.inference_mode()
-    def acted(self, actions: np.ndarray) -> None:
-        """Remember what was done to the graphs seen last: (rule, location) of each."""
-        rules, locations = torch.from_numpy(actions).long().T
+    def acted(self, sites: Sequence[int] | np.ndarray) -> None:
+        """Remember what was done to the graphs seen last: at which site of each."""
+        chosen = list(zip(self._seen, sites, strict=True))
+        steps = Steps(
+            self._latents,
+            torch.from_numpy(site_counts(self._seen, self.sizes)).float(),
+            torch.tensor([int(seen.site_rules[site]) for seen, site in chosen]),
+            torch.from_numpy(np.stack([seen.site_known[site] for seen, site in chosen])),
+        )
         rows = self._episodes
-        steps = Steps(self._latents, self._counts, rules, locations)
         _, after = self.memory.step(steps, Recurrent(self._state.h[rows], self._state.c[rows]))
         self._state.h[rows], self._state.c[rows] = after.h, after.c
 
@@ -133,10 +162,23 @@ class SeeingPolicy:
     """The controller in a real environment: graphs are seen through V, what is done through M.
 
     It acts as a `SitePolicy` of graphs does, and remembers what it chose: `begin` before each episode.
+
+    Args:
+        controller: what decides.
+        eyes: what it sees with.
+        places: what is known of them; it may become more meanwhile.
+        informed_share: of the episodes, those in which the controller is told.
     """
 
-    def __init__(self, controller: SitePolicy[LatentObservation, Any], eyes: Eyes) -> None:
-        self.controller, self._eyes = controller, eyes
+    def __init__(
+        self,
+        controller: SitePolicy[LatentObservation, Any],
+        eyes: Eyes,
+        places: Places,
+        informed_share: float = 1.0,
+    ) -> None:
+        self.controller, self.places, self.informed_share = controller, places, informed_share
+        self._eyes, self._informed = eyes, True
 
     def begin(self, number: int = 1) -> None:
         """A new episode, or several to be acted in by `draw` alone."""
@@ -144,26 +186,27 @@ class SeeingPolicy:
 
     def begin_episode(self, rng: np.random.Generator) -> None:
         """See `SitePolicy.begin_episode`."""
+        self._informed = bool(rng.random() < self.informed_share)
         self.begin()
 
     def compact(self, observation: Mapping[str, Any]) -> CompactObservation:
         """See `observation.compact`."""
-        return compact(observation, self._eyes.sizes)
+        return compact(observation, self._eyes.sizes, self.places)
 
     def choose(self, observation: CompactObservation, rng: np.random.Generator | None) -> tuple[int, float, float]:
         """See `SitePolicy.choose`; the action is taken to be done."""
-        chosen = self.controller.choose(self._eyes.see([observation])[0], rng)
-        self._eyes.acted(actions_at([observation], [chosen[0]]))
+        chosen = self.controller.choose(self._eyes.see([observation], informed=self._informed)[0], rng)
+        self._eyes.acted([chosen[0]])
         return chosen
 
     def draw(
         self, observations: Sequence[CompactObservation], rng: np.random.Generator, episodes: Sequence[int]
     ) -> np.ndarray:
         """See `SitePolicy.draw`: one for each of some episodes, taken to be done."""
-        chosen = self.controller.draw(self._eyes.see(observations, episodes), rng)
+        chosen = self.controller.draw(self._eyes.see(observations, episodes, self._informed), rng)
         self._eyes.acted(chosen)
         return chosen
 
     def value(self, observation: CompactObservation) -> float:
         """See `SitePolicy.value`."""
-        return self.controller.value(self._eyes.see([observation])[0])
+        return self.controller.value(self._eyes.see([observation], informed=self._informed)[0])

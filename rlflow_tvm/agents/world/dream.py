@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium
@@ -13,12 +13,15 @@ import torch
 from gymnasium import spaces
 
 from rlflow_tvm.agents.observation import ObservationSizes
+from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.policy import PolicyOutput
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.savings import stretched
+from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.controller import Controller, LatentObservation, latent_space
 from rlflow_tvm.agents.world.memory import Memory, Recurrent, Steps, disagreement
 from rlflow_tvm.agents.world.model import Trace, WorldModel, joined
+from rlflow_tvm.agents.world.sites import Sites
 
 _BEGINNINGS = 0.25
 """Of the dreams, those that begin where a real episode did; the others begin anywhere along one."""
@@ -26,6 +29,8 @@ _SAVING_SHARE = 0.1
 """Of a reward, what the step itself saves; the rest is for what it improves on the best."""
 _USUAL = 0.99
 """Of real steps, those on which Ms disagree no more than usual."""
+_INVALID_REWARD = -100.0
+"""Of an action outside the masks, as before real graphs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,19 +38,27 @@ class DreamState:
     """Where N dreams stand."""
 
     latents: torch.Tensor  # (N, Z)
-    counts: torch.Tensor  # (N, R+1) sites of each rule, whole numbers
+    sites: Sites  # of the N graphs
+    informed: torch.Tensor  # (N,) whether the controller is told what is known of places
     saved: torch.Tensor  # (N,) so far, in percent of the episode's first graph
     best: torch.Tensor  # (N,) the most that was saved so far
     memories: tuple[Recurrent, ...]  # of each M
 
     def __getitem__(self, rows: torch.Tensor) -> DreamState:
         memories = tuple(Recurrent(each.h[rows], each.c[rows]) for each in self.memories)
-        return DreamState(self.latents[rows], self.counts[rows], self.saved[rows], self.best[rows], memories)
+        numbers = (self.informed[rows], self.saved[rows], self.best[rows])
+        return DreamState(self.latents[rows], self.sites[rows.numpy()], *numbers, memories)
 
     @property
-    def vectors(self) -> torch.Tensor:
-        """[z, h], (N, Z+H)."""
-        return torch.cat([self.latents, self.memories[0].h], dim=1)
+    def seen(self) -> list[LatentObservation]:
+        """What the controller sees of each."""
+        vectors, offsets = torch.cat([self.latents, self.memories[0].h], dim=1).numpy(), self.sites.offsets
+        rules, locations = (each.astype(np.int16) for each in (self.sites.rules, self.sites.locations))
+        known = self.sites.known * self.informed.numpy()[self.sites.graphs, None]
+        return [
+            LatentObservation(vector, rules[begin:end], locations[begin:end], known[begin:end])
+            for vector, begin, end in zip(vectors, offsets[:-1], offsets[1:], strict=True)
+        ]
 
 
 class Dream:
@@ -63,6 +76,7 @@ class Dream:
         limit: of what is usual in `memory.disagreement`.
         temperature: tau.
         horizon: steps until truncation: errors add up.
+        informed_share: of the dreams, those in which the controller is told what is known of places.
     """
 
     def __init__(
@@ -74,23 +88,42 @@ class Dream:
         limit: float = math.inf,
         temperature: float = 1.0,
         horizon: int = 20,
+        informed_share: float = 1.0,
     ) -> None:
         self.sizes, self.memories, self.limit = sizes, list(memories), limit
-        self.temperature, self.horizon = temperature, horizon
+        self.temperature, self.horizon, self.informed_share = temperature, horizon, informed_share
         self._starts, self._beginnings = starts, beginnings
 
     @staticmethod
     def along(
-        model: WorldModel, learnt: Sequence[Trace], held: Sequence[Trace], temperature: float, horizon: int
+        model: WorldModel,
+        learnt: Sequence[Episode],
+        held: Sequence[Episode],
+        places: Places,
+        config: WorldModelConfig,
+        temperature: float | None = None,
     ) -> Dream:
-        """Dreams that begin along the episodes that were learnt from; what is usual is seen on those held out."""
-        steps, lengths = joined([trace.steps for trace in learnt]), [len(trace) for trace in learnt]
+        """Dreams that begin along the episodes that were learnt from, with what is known of places now; what is usual
+        is seen on those held out. `temperature`: if not that of `config`."""
+        traces = [model.trace(episode) for episode in learnt]
+        steps, lengths = joined([trace.steps for trace in traces]), [len(trace) for trace in traces]
         states = tuple(memory.states(steps, lengths) for memory in model.members)
         beginnings = torch.tensor([0, *lengths]).cumsum(0)[:-1]
-        before = [torch.cat([torch.zeros(1), stretched(trace.rewards[:-1]).cumsum(0)]) for trace in learnt]
+        before = [torch.cat([torch.zeros(1), stretched(trace.rewards[:-1]).cumsum(0)]) for trace in traces]
         best = torch.cat([each.cummax(0).values for each in before])
-        starts = DreamState(steps.latents, steps.counts, torch.cat(before), best, states)
-        return Dream(model.sizes, model.members, starts, beginnings, usual_limit(model, held), temperature, horizon)
+        sites = Sites.of([kept for episode in learnt for kept in episode.observations], model.sizes, places)
+        informed = torch.ones(len(steps.latents), dtype=torch.bool)
+        starts = DreamState(steps.latents, sites, informed, torch.cat(before), best, states)
+        return Dream(
+            model.sizes,
+            model.members,
+            starts,
+            beginnings,
+            usual_limit(model, [model.trace(episode) for episode in held]),
+            config.temperature if temperature is None else temperature,
+            config.dream_horizon,
+            config.controller.informed_share,
+        )
 
     @property
     def width(self) -> int:
@@ -101,22 +134,25 @@ class Dream:
         """Where so many dreams begin."""
         anywhere = torch.randint(len(self._starts.latents), (number,), generator=generator)
         first = self._beginnings[torch.randint(len(self._beginnings), (number,), generator=generator)]
-        return self._starts[torch.where(torch.rand(number, generator=generator) < _BEGINNINGS, first, anywhere)]
+        drawn = self._starts[torch.where(torch.rand(number, generator=generator) < _BEGINNINGS, first, anywhere)]
+        return replace(drawn, informed=torch.rand(number, generator=generator) < self.informed_share)
 
     @torch.inference_mode()
     def step(
-        self, state: DreamState, rules: torch.Tensor, locations: torch.Tensor, generator: torch.Generator
+        self, state: DreamState, chosen: np.ndarray, generator: torch.Generator
     ) -> tuple[DreamState, torch.Tensor, torch.Tensor]:
-        """The states after one action each, rewards float32 (N,), and which dreams terminated, bool (N,).
+        """The states after one action each, at the sites `chosen` (N,), numbers among all of `state`; rewards float32
+        (N,), and which dreams terminated, bool (N,).
 
         The rewards are those of `envs.rewards.ImprovementReward`.
         """
-        steps = Steps(state.latents, state.counts, rules, locations)
+        rules = torch.from_numpy(state.sites.rules[chosen])
+        before = torch.from_numpy(state.sites.counts).float()
+        steps = Steps(state.latents, before, rules, torch.from_numpy(state.sites.known[chosen]))
         after = [memory.step(steps, each) for memory, each in zip(self.memories, state.memories, strict=True)]
         foreseen, memories = [each for each, _ in after], tuple(each for _, each in after)
         stop = self.sizes.stop_rule
         legal = foreseen[0].rule_logits > 0
-        legal[:, stop] = True
         counts = foreseen[0].log_counts.expm1().round().clamp(1, self.sizes.num_locations) * legal
         counts[:, stop] = 1
         told = torch.stack([each.rewards for each in foreseen]).amin(dim=0) * self.memories[0].reward_deviation
@@ -130,7 +166,9 @@ class Dream:
         terminated = ends > (torch.rand(len(ends), generator=generator) if self.temperature else 0.5)
         terminated |= (rules == stop) | ~legal[:, :stop].any(dim=1) | unknown
         latents = foreseen[0].sample(self.temperature, generator)
-        return DreamState(latents, counts, saved, best, memories), rewards, terminated
+        drawn = torch.rand(len(state.sites.known), generator=generator, dtype=torch.float64)
+        sites = state.sites.after(chosen, counts.long().numpy(), drawn.numpy())
+        return DreamState(latents, sites, state.informed, saved, best, memories), rewards, terminated
 
 
 @torch.inference_mode()
@@ -164,17 +202,24 @@ class DreamEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         return self._observation(), {}
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        rules, locations = torch.tensor([int(action[0])]), torch.tensor([int(action[1])])
-        self._state, rewards, terminated = self.dream.step(self._state, rules, locations, self._generator)
+        rule, location = (int(part) for part in action)
         self._steps += 1
-        over = bool(terminated[0])
-        return self._observation(), float(rewards[0]), over, not over and self._steps >= self.dream.horizon, {}
+        counts = self._state.sites.counts[0]
+        reward, over = _INVALID_REWARD, False
+        if 0 <= rule < len(counts) and 0 <= location < counts[rule]:
+            chosen = np.array([counts[:rule].sum() + location])
+            self._state, rewards, terminated = self.dream.step(self._state, chosen, self._generator)
+            reward, over = float(rewards[0]), bool(terminated[0])
+        return self._observation(), reward, over, not over and self._steps >= self.dream.horizon, {}
 
     def _observation(self) -> dict[str, Any]:
-        counts = self._state.counts[0].long()
-        mask = np.arange(self.dream.sizes.num_locations) < counts.numpy()[:, None]
-        vector = self._state.vectors[0].numpy()
-        return {"latent": vector, "rule_mask": mask.any(axis=1).astype(np.int8), "location_mask": mask.astype(np.int8)}
+        (seen,), sizes = self._state.seen, self.dream.sizes
+        mask = np.zeros((sizes.num_rules, sizes.num_locations), np.int8)
+        known = np.zeros((*mask.shape, seen.site_known.shape[1]), np.float32)
+        mask[seen.site_rules, seen.site_locations] = 1
+        known[seen.site_rules, seen.site_locations] = seen.site_known
+        rules = mask.any(axis=1).astype(np.int8)
+        return {"latent": seen.vector, "rule_mask": rules, "location_mask": mask, "location_known": known}
 
 
 @torch.inference_mode()
@@ -185,7 +230,7 @@ def imagine(dream: Dream, controller: Controller, number: int, seed: int) -> lis
     episodes = [Episode() for _ in range(number)]
     running = list(episodes)
     for step in range(dream.horizon + 1):
-        seen = _observations(state)
+        seen = state.seen
         batch = controller.collate(seen)
         output: PolicyOutput = controller(batch)
         if step == dream.horizon:
@@ -193,10 +238,9 @@ def imagine(dream: Dream, controller: Controller, number: int, seed: int) -> lis
                 episode.truncated, episode.last_value = True, value
             break
         sites = controller.choose_all(batch, output, rng)
-        chosen = torch.from_numpy(batch.site_offsets[:-1] + sites)
-        rules, locations = batch.pair_rule[batch.site_pair[chosen]], batch.site_locations[chosen]
-        state, rewards, terminated = dream.step(state, rules, locations, generator)
-        told = (sites, rewards, output.values, output.log_probs[chosen], terminated)
+        chosen = batch.site_offsets[:-1] + sites
+        state, rewards, terminated = dream.step(state, chosen, generator)
+        told = (sites, rewards, output.values, output.log_probs[torch.from_numpy(chosen)], terminated)
         for episode, kept, *numbers in zip(running, seen, *(each.tolist() for each in told), strict=True):
             episode.observations.append(kept)
             episode.sites.append(numbers[0])
@@ -205,18 +249,7 @@ def imagine(dream: Dream, controller: Controller, number: int, seed: int) -> lis
             episode.log_probs.append(numbers[3])
             episode.terminated = numbers[4]
         running = [episode for episode in running if not episode.terminated]
-        state = state[~terminated]
+        state = state[torch.nonzero(~terminated).squeeze(1)]
         if not running:
             break
     return episodes
-
-
-def _observations(state: DreamState) -> list[LatentObservation]:
-    vectors, counts = state.vectors.numpy(), state.counts.long().numpy()
-    found = []
-    for vector, each in zip(vectors, counts, strict=True):
-        rules = np.repeat(np.arange(len(each)), each)
-        starts = np.cumsum(each) - each
-        locations = np.arange(len(rules)) - starts[rules]
-        found.append(LatentObservation(vector, rules.astype(np.int16), locations.astype(np.int16)))
-    return found

@@ -13,8 +13,9 @@ from torch.nn import functional
 from torch.nn.utils import rnn
 
 from rlflow_tvm.agents.observation import ObservationSizes
+from rlflow_tvm.agents.prior import expected_saving, features
 
-_RULE_WIDTH, _LOCATION_WIDTH = 32, 16
+_RULE_WIDTH, _KNOWN_WIDTH = 32, 16
 _LOG_DEVIATIONS = (-3.0, 1.0)
 """Latents have deviation 1: what is foreseen closer than to a twentieth of it is learnt by heart."""
 
@@ -28,15 +29,16 @@ class Recurrent(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """Steps (N of them): the graph before, in latents and counts of sites, and the action."""
+    """Steps (N of them): the graph before, in latents and counts of sites, and the action: its rule, and what was known
+    of its place (`places`)."""
 
     latents: torch.Tensor  # float32 (N, Z)
     counts: torch.Tensor  # float32 (N, R+1), stop included
     rules: torch.Tensor  # int64 (N,)
-    locations: torch.Tensor  # int64 (N,)
+    known: torch.Tensor  # float32 (N, 2P)
 
     def __getitem__(self, rows: torch.Tensor) -> Steps:
-        return Steps(self.latents[rows], self.counts[rows], self.rules[rows], self.locations[rows])
+        return Steps(self.latents[rows], self.counts[rows], self.rules[rows], self.known[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +83,8 @@ def disagreement(foreseen: Sequence[Prediction]) -> torch.Tensor:
 class Memory(nn.Module):
     """P(z' | a, z, h), and heads of their own for reward, terminal, rule mask and location counts.
 
-    z' and the mask are foreseen as changes of z and of the mask now: a rewrite leaves most of a graph as it is.
+    z' and the mask are foreseen as changes of z and of the mask now: a rewrite leaves most of a graph as it is; the
+    reward as a change of what is known to be saved at the action's place.
 
     Args:
         sizes: of the observations.
@@ -96,10 +99,11 @@ class Memory(nn.Module):
         super().__init__()
         self.latent, self.width, self.gaussians = latent, width, gaussians
         self.rule = nn.Embedding(sizes.num_rules, _RULE_WIDTH)
-        self.location = nn.Embedding(sizes.num_locations, _LOCATION_WIDTH)
-        self.lstm = nn.LSTM(latent + sizes.num_rules + _RULE_WIDTH + _LOCATION_WIDTH, width, batch_first=True)
+        self.known = nn.Linear(2 * sizes.keys_per_location, _KNOWN_WIDTH)
+        self.lstm = nn.LSTM(latent + sizes.num_rules + _RULE_WIDTH + _KNOWN_WIDTH, width, batch_first=True)
         self.mixture = nn.Linear(width, gaussians * (1 + 2 * latent))
         self.reward = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 1))
+        self.trust = nn.Parameter(torch.tensor(1.0))
         self.terminal = nn.Linear(width, 1)
         self.rules = nn.Linear(width, sizes.num_rules)
         self.rule_stays = nn.Parameter(torch.tensor(2.0))
@@ -138,7 +142,7 @@ class Memory(nn.Module):
         return Recurrent(h, c)
 
     def _inputs(self, steps: Steps) -> torch.Tensor:
-        action = [self.rule(steps.rules), self.location(steps.locations)]
+        action = [self.rule(steps.rules), self.known(features(steps.known))]
         return torch.cat([steps.latents, steps.counts.log1p(), *action], dim=1)
 
     def _predict(self, h: torch.Tensor, steps: Steps) -> Prediction:
@@ -150,7 +154,7 @@ class Memory(nn.Module):
             means=steps.latents.unsqueeze(1) + parts[1].view(shape),
             # bounded smoothly: a Gaussian that narrows to nothing would take all the likelihood
             log_deviations=low + (high - low) * torch.sigmoid(parts[2].view(shape)),
-            rewards=self.reward(h).squeeze(1),
+            rewards=self.reward(h).squeeze(1) + self.trust * expected_saving(steps.known) / self.reward_deviation,
             terminal_logits=self.terminal(h).squeeze(1),
             rule_logits=self.rules(h) + self.rule_stays * (2.0 * (steps.counts > 0) - 1.0),
             log_counts=self.counts(h) + steps.counts.log1p(),

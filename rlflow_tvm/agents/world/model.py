@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rlflow_tvm.agents.observation import CompactObservation, ObservationSizes, actions_at, collate
+from rlflow_tvm.agents.observation import CompactObservation, ObservationSizes, collate
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.savings import savings, squeezed
 from rlflow_tvm.agents.world.memory import Memory, Prediction, Steps
@@ -75,7 +75,7 @@ class WorldModel(nn.Module):
         terminal[-1] = float(episode.terminated)
         counts = torch.from_numpy(site_counts(episode.observations, self.sizes)).float()
         # cloned: a tensor made in inference mode cannot be learnt from
-        steps = Steps(self.latents(episode.observations).clone(), counts, actions.rules, actions.locations)
+        steps = Steps(self.latents(episode.observations).clone(), counts, actions.rules, actions.known)
         return Trace(steps, actions.rewards, terminal)
 
     @torch.no_grad()
@@ -100,10 +100,11 @@ def facts_of(episodes: Sequence[Episode], sizes: ObservationSizes) -> tuple[list
 def actions_of(episodes: Sequence[Episode]) -> Actions:
     """What was done in the episodes, one after another, and what it saved; AgentError where the environment told no
     times."""
-    chosen = np.concatenate([actions_at(episode.observations, episode.sites) for episode in episodes])
-    rules, locations = torch.from_numpy(chosen).T
+    chosen = [pair for episode in episodes for pair in zip(episode.observations, episode.sites, strict=True)]
+    rules = torch.tensor([int(seen.site_rules[site]) for seen, site in chosen])
+    known = torch.from_numpy(np.stack([seen.site_known[site] for seen, site in chosen]))
     saved = np.concatenate([savings(episode) for episode in episodes])
-    return Actions(rules, locations, squeezed(torch.from_numpy(saved)))
+    return Actions(rules, known, squeezed(torch.from_numpy(saved)))
 
 
 def memory_losses(memory: Memory, traces: Sequence[Trace]) -> dict[str, torch.Tensor]:
@@ -151,9 +152,8 @@ def at(foreseen: Prediction, rows: torch.Tensor) -> Prediction:
 
 @torch.inference_mode()
 def score(model: WorldModel, episodes: Sequence[Episode]) -> dict[str, float]:
-    """How well M knows episodes that it has not seen: `nll` of z' in nats, R² of what is
-    saved (squeezed), F1 of the rule mask and of
-    the changes in it, and the share of locations' counts that are foreseen exactly."""
+    """How well M knows episodes that it has not seen: `nll` of z' in nats, R² of what is saved (squeezed), F1 of the
+    rule mask and of the changes in it, and the share of locations' counts that are foreseen exactly."""
     traces = [model.trace(episode) for episode in episodes]
     steps, lengths = joined([trace.steps for trace in traces]), [len(trace) for trace in traces]
     foreseen = model.memory(steps, lengths)

@@ -7,10 +7,9 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,11 @@ import numpy as np
 import torch
 
 from rlflow_tvm.agents import checkpoint
-from rlflow_tvm.agents.archive import Archive
-from rlflow_tvm.agents.collect import Quota, collect_episode, episode_rng
-from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import ObservationSizes
-from rlflow_tvm.agents.policy import Acting, UniformPolicy
-from rlflow_tvm.agents.pool import Workers, open_pool
+from rlflow_tvm.agents.places import Places
+from rlflow_tvm.agents.pool import Workers
 from rlflow_tvm.agents.ppo import PPO, load_parameters, optimizer_tensors, policy_tensors, restore_optimizer
 from rlflow_tvm.agents.progress import ProgressLog
-from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.training import (
     OnEpisode,
     OnStep,
@@ -42,11 +37,11 @@ from rlflow_tvm.agents.world.controller import Controller, Eyes, SeeingPolicy
 from rlflow_tvm.agents.world.dream import Dream, imagine
 from rlflow_tvm.agents.world.learning import Learner, MemoryLearner, VisionLearner
 from rlflow_tvm.agents.world.model import WorldModel, score
-from rlflow_tvm.agents.world.rollouts import Rollouts
+from rlflow_tvm.agents.world.real import RealEpisodes
 from rlflow_tvm.errors import AgentError
 
 _DREAM = 3
-_PARTS = 4
+_PLACES = "agent.places."
 _JUDGE_EVERY = 50
 
 
@@ -61,18 +56,7 @@ class _Counts:
     best_score: float | None = None
     mean_return: float | None = None
     mean_length: float | None = None
-    best_return: float | None = None
-    best_run_secs: float | None = None
     wall_secs: float = 0.0
-
-    def note(self, episode: Episode) -> None:
-        """Take in a real episode's results."""
-        if not episode.remembered:
-            self.best_return = max(episode.total_reward, -math.inf if self.best_return is None else self.best_return)
-        if episode.best_run_secs is not None:
-            self.best_run_secs = min(
-                episode.best_run_secs, math.inf if self.best_run_secs is None else self.best_run_secs
-            )
 
 
 def train(
@@ -104,11 +88,10 @@ def train(
     told = {**(metadata or {}), "total_steps": total_steps}
     identity = json.loads(json.dumps({"config": config.as_dict(), "seed": seed, "metadata": told}))
     with torch_settings(config.threads), ExitStack() as stack:
-        training = _Training(env, config, total_steps, seed, folder, identity, checkpoint_secs)
-        training.on_step, training.on_episode, training.on_work = on_step, on_episode, on_work
-        training.starts = list(starts)
+        real = RealEpisodes(env, config, seed, folder / "rollouts", starts, on_step, on_episode)
+        training = _Training(real, config, total_steps, seed, folder, identity, checkpoint_secs, on_work)
         training.begin(resume)
-        training.log = stack.enter_context(ProgressLog(folder, training.counts.lines, training.env_steps))
+        training.log = stack.enter_context(ProgressLog(folder, training.counts.lines, real.steps))
         training.collect(workers)
         while training.counts.iteration < config.iterations:
             training.learn()
@@ -121,38 +104,29 @@ class _Training:
     """One training's parts, and where it stands."""
 
     log: ProgressLog
-    on_step: OnStep | None
-    on_episode: OnEpisode | None
-    on_work: OnWork | None
 
     def __init__(
         self,
-        env: gymnasium.Env,
+        real: RealEpisodes,
         config: WorldModelConfig,
         total_steps: int,
         seed: int,
         folder: Path,
         identity: Mapping[str, Any],
         checkpoint_secs: float,
+        on_work: OnWork | None = None,
     ) -> None:
-        self.env, self.config, self.total_steps, self.seed = env, config, total_steps, seed
+        self.real, self.config, self.total_steps, self.seed = real, config, total_steps, seed
         self.random_steps = math.ceil(config.random_share * total_steps)
-        self.path, self.rollouts = folder / checkpoint.FILE_NAME, Rollouts(folder / "rollouts")
-        self.sizes = ObservationSizes.from_space(env.observation_space)
-        self._identity, self._checkpoint_secs = identity, checkpoint_secs
+        self.path, self.sizes = folder / checkpoint.FILE_NAME, real.sizes
+        self._identity, self._checkpoint_secs, self._on_work = identity, checkpoint_secs, on_work
         torch.manual_seed(seed)
         self.model = make_model(self.sizes, config)
         self.ppo = PPO(self.sizes, config.controller, seed, lambda: make_controller(self.sizes, config))
         self.best = self._agent_now()
-        self.starts: list[Mapping[str, Any]] = []
         self.counts = _Counts()
         self._make_learners()
         self._started = self._saved_at = time.monotonic()
-
-    @property
-    def env_steps(self) -> int:
-        """Real ones so far."""
-        return self.rollouts.steps
 
     @property
     def controller(self) -> Controller:
@@ -172,86 +146,26 @@ class _Training:
         """From the checkpoint, or a new one."""
         if resume:
             self._restore()
-            self.rollouts.load()
-            for episode in self.rollouts.episodes:
-                self.counts.note(episode)
+            self.real.load()
         else:
-            try:
-                self.rollouts.folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise AgentError(f"{self.path.parent}: cannot be made ({error.strerror}); give another one") from error
+            self.real.begin()
             self._save()
         self._started = time.monotonic() - self.counts.wall_secs
 
     def collect(self, workers: Workers | None = None) -> None:
-        """Episodes of the random agent: in parts, each of which may begin at the cheapest graphs of those before."""
-        policy, archive = UniformPolicy(self.sizes), self._archive(0)
-        known = iter(self.rollouts.episodes[:])
-        with ExitStack() as stack:
-            pool = None
-            steps = episodes = 0
-            for part in range(1, _PARTS + 1):
-                quota = Quota(math.ceil(part / _PARTS * self.random_steps) - steps, None)
-                while quota.open and (episode := next(known, None)) is not None:
-                    quota.add(len(episode))
-                start = partial(archive.start, self.seed)
-                if quota.open and workers is not None and pool is None:
-                    settings = PPOConfig(threads=self.config.threads)
-                    pool = stack.enter_context(open_pool(workers, settings, self.seed, self.sizes, "uniform"))
-                if pool is not None:
-                    for episode in pool.collect(policy_tensors(policy), episodes, quota, self._counted(), start):
-                        self._keep(episode)
-                while quota.open:
-                    quota.add(len(self._episode(policy, start)))
-                taken = self.rollouts.episodes[episodes : episodes + quota.taken]
-                steps, episodes = steps + sum(map(len, taken)), episodes + len(taken)
-                for episode in taken:
-                    archive.add(episode)
-
-    def _archive(self, number: int) -> Archive:
-        """The cheapest graphs of so many episodes."""
-        archive = Archive(self.config.remembered, self.config.remembered_share)
-        for each in self.starts:
-            archive.take(each)
-        for episode in self.rollouts.episodes[:number]:
-            archive.add(episode)
-        return archive
-
-    def _counted(self) -> Callable[[int], None]:
-        """What is told of steps before their episodes are kept."""
-        steps = self.env_steps
-
-        def stepped(number: int) -> None:
-            nonlocal steps
-            steps += number
-            if self.on_step is not None:
-                self.on_step(steps)
-
-        return stepped
-
-    def _episode(self, policy: Acting, start: Callable[[int], Mapping[str, Any] | None]) -> Episode:
-        """The next one, on disk when it is over."""
-        stepped, number = self._counted(), len(self.rollouts.episodes)
-        rng = episode_rng(self.seed, number)
-        return self._keep(collect_episode(self.env, policy, rng, lambda: stepped(1), start(number)))
-
-    def _keep(self, episode: Episode) -> Episode:
-        if self.on_episode is not None:
-            self.on_episode(episode)
-        self.rollouts.add(episode)
-        self.counts.note(episode)
-        return episode
+        """The random agent's episodes."""
+        self.real.collect_random(self.random_steps, workers)
 
     def learn(self) -> None:
         """V, then each M, on all episodes but those held out."""
-        held, learnt = self.rollouts.split(self.config.held_out)
+        held, learnt = self.real.rollouts.split(self.config.held_out)
         for name, learner in self.learners.items():
             if not learner.finished:
                 learner.prepare(learnt, held)
             while not learner.finished:
                 losses = learner.step()
-                if self.on_work is not None:
-                    self.on_work(f"learning {name}: {learner.done} of {learner.steps}")
+                if self._on_work is not None:
+                    self._on_work(f"learning {name}: {learner.done} of {learner.steps}")
                 if learner.done % _JUDGE_EVERY and learner.done < learner.steps:
                     continue
                 line: dict[str, float | None] = {f"{name}/{kind}": float(loss) for kind, loss in losses.items()}
@@ -274,20 +188,20 @@ class _Training:
             episodes = imagine(dream, self.controller, self.config.dreams, int(rng.integers(2**31)))
             losses = self.ppo.update(episodes)
             self.counts.updates += 1
-            self.counts.tried_from = len(self.rollouts.episodes)
+            self.counts.tried_from = len(self.real.rollouts.episodes)
             line = {f"controller/{kind}": value for kind, value in losses.items()}
             line["dream/return"] = float(np.mean([episode.total_reward for episode in episodes]))
             line["dream/length"] = float(np.mean([len(episode) for episode in episodes]))
             line["dream/ended"] = float(np.mean([episode.terminated for episode in episodes]))
-            if self.on_work is not None:
-                self.on_work(f"dreaming: {self.counts.updates} of {self.config.controller_updates}")
+            if self._on_work is not None:
+                self._on_work(f"dreaming: {self.counts.updates} of {self.config.controller_updates}")
             self._log(line)
             self._save_now_and_then()
         self._save()
 
     def _dream(self) -> Dream:
-        held, learnt = ([self.model.trace(each) for each in part] for part in self.rollouts.split(self.config.held_out))
-        return Dream.along(self.model, learnt, held, self.config.temperature, self.config.dream_horizon)
+        held, learnt = self.real.rollouts.split(self.config.held_out)
+        return Dream.along(self.model, learnt, held, self.real.places, self.config)
 
     def try_out(self) -> None:
         """Real episodes of the controller, an equal share of the steps in each iteration: it becomes the agent if none
@@ -295,12 +209,11 @@ class _Training:
         counts = self.counts
         part = (counts.iteration + 1) / self.config.iterations
         wanted = self.random_steps + part * (self.total_steps - self.random_steps)
-        policy = SeeingPolicy(self.controller, Eyes(self.sizes, self.model.vision, self.model.memory))
-        archive = self._archive(counts.tried_from)
-        while self.env_steps < wanted:
-            self._episode(policy, partial(archive.start, self.seed))
+        eyes = Eyes(self.sizes, self.model.vision, self.model.memory)
+        policy = SeeingPolicy(self.controller, eyes, self.real.places, self.config.controller.informed_share)
+        self.real.collect_until(wanted, policy, counts.tried_from)
         # from a remembered graph less is to be gained than from the start
-        episodes = [each for each in self.rollouts.episodes[counts.tried_from :] if not each.remembered]
+        episodes = [each for each in self.real.rollouts.episodes[counts.tried_from :] if not each.remembered]
         if episodes:
             counts.mean_return = float(np.mean([episode.total_reward for episode in episodes]))
             counts.mean_length = float(np.mean([len(episode) for episode in episodes]))
@@ -320,18 +233,25 @@ class _Training:
 
     def finish(self) -> TrainingResult:
         """What the training left behind."""
-        told = {each.name for each in dataclasses.fields(TrainingResult)}
-        counts = {name: value for name, value in dataclasses.asdict(self.counts).items() if name in told}
-        counts["updates"] = self.counts.iteration * self.config.controller_updates
-        episodes = len(self.rollouts.episodes)
-        return TrainingResult(checkpoint=self.path, env_steps=self.env_steps, episodes=episodes, **counts)
+        counts, real = self.counts, self.real
+        return TrainingResult(
+            checkpoint=self.path,
+            env_steps=real.steps,
+            episodes=len(real.rollouts.episodes),
+            updates=counts.iteration * self.config.controller_updates,
+            mean_return=counts.mean_return,
+            mean_length=counts.mean_length,
+            best_return=real.best_return,
+            best_run_secs=real.best_run_secs,
+            wall_secs=counts.wall_secs,
+        )
 
     def _log(self, line: Mapping[str, float | None]) -> None:
         self.counts.lines += 1
         self.counts.wall_secs = time.monotonic() - self._started
         numbers = {
-            "env_steps": self.env_steps, "wall_secs": self.counts.wall_secs, "iteration": self.counts.iteration,
-            "best_run_secs": self.counts.best_run_secs,
+            "env_steps": self.real.steps, "wall_secs": self.counts.wall_secs, "iteration": self.counts.iteration,
+            "best_run_secs": self.real.best_run_secs,
         }  # fmt: skip
         self.log.write({"update": self.counts.lines, **numbers, **line})
 
@@ -345,12 +265,13 @@ class _Training:
         for name, learner in self.learners.items():
             tensors |= optimizer_tensors(learner.part, learner.optimizer, f"{name}.optimizer")
             tensors |= {f"{name}.best.{parameter}": value for parameter, value in learner.best.items()}
+        tensors |= {f"{_PLACES}{name}": value for name, value in self.real.places.tensors().items()}
         description = {
             "agent": "world-model",
             **self._identity,
             "sizes": dataclasses.asdict(self.sizes),
             "learner": self.ppo.numbers(),
-            "starts": self.starts,
+            "starts": self.real.starts,
             "learnt": {
                 name: {"done": learner.done, "best_step": learner.best_step, "best_loss": learner.best_loss}
                 for name, learner in self.learners.items()
@@ -364,7 +285,7 @@ class _Training:
     def _restore(self) -> None:
         tensors, description = checkpoint.load_checkpoint(self.path)
         refuse_differences(self.path, description, self._identity, self.sizes)
-        self.counts, self.starts = _Counts(**description["counts"]), description["starts"]
+        self.counts, self.real.starts = _Counts(**description["counts"]), description["starts"]
         load_parameters(self.model, tensors, "world")
         self._make_learners()
         for name, learner in self.learners.items():
@@ -378,6 +299,11 @@ class _Training:
             description["learner"],
         )
         self.best = {name: value for name, value in tensors.items() if name.startswith(("policy.", "agent.world."))}
+
+
+def places_in(tensors: Mapping[str, torch.Tensor]) -> Places:
+    """What a checkpoint's agent knows of places."""
+    return Places.of({name.removeprefix(_PLACES): value for name, value in tensors.items() if name.startswith(_PLACES)})
 
 
 def make_model(sizes: ObservationSizes, config: WorldModelConfig) -> WorldModel:

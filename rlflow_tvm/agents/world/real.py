@@ -1,0 +1,162 @@
+"""The real environment's episodes: the random agent's and the controller's, kept on disk, and what they tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from rlflow_tvm.agents.archive import Archive
+from rlflow_tvm.agents.collect import Quota, collect_episode, episode_rng
+from rlflow_tvm.agents.config import PPOConfig
+from rlflow_tvm.agents.observation import ObservationSizes
+from rlflow_tvm.agents.places import Places
+from rlflow_tvm.agents.policy import Acting, UniformPolicy
+from rlflow_tvm.agents.pool import Workers, open_pool
+from rlflow_tvm.agents.ppo import policy_tensors
+from rlflow_tvm.agents.rollout import Episode
+from rlflow_tvm.agents.training import OnEpisode, OnStep
+from rlflow_tvm.agents.world.config import WorldModelConfig
+from rlflow_tvm.agents.world.rollouts import Rollouts
+from rlflow_tvm.errors import AgentError
+
+_PARTS = 4
+
+
+class RealEpisodes:
+    """All of a training's, each determined by the seed, its number, the policy and those before it.
+
+    Args:
+        env: the real environment; its observation space alone is looked at where workers collect.
+        config: settings.
+        seed: of everything random.
+        folder: of the files.
+        starts: graphs remembered from the beginning.
+        on_step: called with the steps so far.
+        on_episode: called with each episode.
+
+    Attributes:
+        rollouts: the episodes, with what was known of places before each.
+        places: what is known now.
+        best_return: the largest of those that began at the start.
+        best_run_secs: the smallest time told.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env,
+        config: WorldModelConfig,
+        seed: int,
+        folder: Path,
+        starts: Sequence[Mapping[str, Any]] = (),
+        on_step: OnStep | None = None,
+        on_episode: OnEpisode | None = None,
+    ) -> None:
+        self.env, self.sizes = env, ObservationSizes.from_space(env.observation_space)
+        self.rollouts, self.places = Rollouts(folder), Places()
+        self.starts = list(starts)
+        self.best_return: float | None = None
+        self.best_run_secs: float | None = None
+        self._config, self._seed, self._on_step, self._on_episode = config, seed, on_step, on_episode
+
+    @property
+    def steps(self) -> int:
+        """Of all episodes."""
+        return self.rollouts.steps
+
+    def begin(self) -> None:
+        """With none; AgentError where they cannot be kept."""
+        try:
+            self.rollouts.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            folder = self.rollouts.folder.parent
+            raise AgentError(f"{folder}: cannot be made ({error.strerror}); give another one") from error
+
+    def load(self) -> None:
+        """Those that are on disk."""
+        self.rollouts.load()
+        for episode in self.rollouts.episodes:
+            self._note(episode)
+
+    def collect_random(self, steps: int, workers: Workers | None = None) -> None:
+        """At least so many steps of the random agent, those that are there included: in parts, each of which may begin
+        at the cheapest graphs of those before."""
+        policy, archive = UniformPolicy(self.sizes), self._archive(0)
+        known = iter(self.rollouts.episodes[:])
+        with ExitStack() as stack:
+            pool = None
+            collected = episodes = 0
+            for part in range(1, _PARTS + 1):
+                quota = Quota(math.ceil(part / _PARTS * steps) - collected, None)
+                while quota.open and (episode := next(known, None)) is not None:
+                    quota.add(len(episode))
+                start = partial(archive.start, self._seed)
+                if quota.open and workers is not None and pool is None:
+                    settings = PPOConfig(threads=self._config.threads)
+                    pool = stack.enter_context(open_pool(workers, settings, self._seed, self.sizes, "uniform"))
+                if pool is not None:
+                    for episode in pool.collect(policy_tensors(policy), episodes, quota, self._counted(), start):
+                        self._keep(episode)
+                while quota.open:
+                    quota.add(len(self._collect(policy, start)))
+                taken = self.rollouts.episodes[episodes : episodes + quota.taken]
+                collected, episodes = collected + sum(map(len, taken)), episodes + len(taken)
+                for episode in taken:
+                    archive.add(episode)
+
+    def collect_until(self, steps: float, policy: Acting, remembered: int) -> None:
+        """Episodes of a policy until there are so many steps; some begin at the cheapest graphs of the first
+        `remembered` episodes."""
+        start = partial(self._archive(remembered).start, self._seed)
+        while self.steps < steps:
+            self._collect(policy, start)
+
+    def _archive(self, number: int) -> Archive:
+        """The cheapest graphs of so many episodes."""
+        archive = Archive(self._config.remembered, self._config.remembered_share)
+        for each in self.starts:
+            archive.take(each)
+        for episode in self.rollouts.episodes[:number]:
+            archive.add(episode)
+        return archive
+
+    def _counted(self) -> Callable[[int], None]:
+        """What is told of steps before their episodes are kept."""
+        steps = self.steps
+
+        def stepped(number: int) -> None:
+            nonlocal steps
+            steps += number
+            if self._on_step is not None:
+                self._on_step(steps)
+
+        return stepped
+
+    def _collect(self, policy: Acting, start: Callable[[int], Mapping[str, Any] | None]) -> Episode:
+        """The next one, on disk when it is over."""
+        stepped, number = self._counted(), len(self.rollouts.episodes)
+        rng = episode_rng(self._seed, number)
+        return self._keep(collect_episode(self.env, policy, rng, lambda: stepped(1), start(number)))
+
+    def _keep(self, episode: Episode) -> Episode:
+        if self._on_episode is not None:
+            self._on_episode(episode)
+        # what was known before the episode, whoever collected it: M is not to read off what it has to foresee
+        seen = [replace(each, site_known=self.places.known(each.site_places)) for each in episode.observations]
+        self.rollouts.add(replace(episode, observations=seen))
+        self._note(episode)
+        return episode
+
+    def _note(self, episode: Episode) -> None:
+        self.places.learn([episode])
+        if not episode.remembered:
+            self.best_return = max(episode.total_reward, -math.inf if self.best_return is None else self.best_return)
+        if episode.best_run_secs is not None:
+            before = math.inf if self.best_run_secs is None else self.best_run_secs
+            self.best_run_secs = min(episode.best_run_secs, before)
