@@ -30,14 +30,20 @@ def features(known: torch.Tensor) -> torch.Tensor:
 
 
 class Prior(nn.Module):
-    """The part of actions' logits that rests on what is known of their places alone."""
+    """The part of actions' logits that rests on what is known of their places alone.
 
-    def __init__(self) -> None:
+    Args:
+        trust: at first, in what actions should save, and in what they should cost.
+        most: bound of the logits.
+    """
+
+    def __init__(self, trust: tuple[float, float] = TRUST, most: float = MOST_TRUST) -> None:
         super().__init__()
-        self.trust = nn.Parameter(torch.tensor(TRUST))  # (2,)
+        self.trust = nn.Parameter(torch.tensor(trust))  # (2,)
+        self._most = most
 
     def forward(self, known: torch.Tensor) -> torch.Tensor:
-        """(S,), between -MOST_TRUST and MOST_TRUST, of what is known, (S, 2P)."""
+        """(S,), between -most and most, of what is known, (S, 2P)."""
         saving = expected_saving(known)
         trusted = torch.where(saving > 0, self.trust[0], self.trust[1]) * saving
-        return MOST_TRUST * torch.tanh(trusted / MOST_TRUST)
+        return self._most * torch.tanh(trusted / self._most)

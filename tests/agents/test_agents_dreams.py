@@ -85,7 +85,7 @@ def test_a_dream_has_the_real_ones_actions_and_begins_with_its_masks(env, dream)
         known = observation["location_known"][rules, locations]
         assert (rules.tobytes(), locations.tobytes(), known.tobytes()) in real
         informed.append(known.any())
-    assert 0.5 < np.mean(informed) < 1.0
+    assert 0.3 < np.mean(informed) < 1.0
 
 
 def test_an_action_outside_the_masks_costs_a_hundred_and_changes_nothing(dream):
@@ -358,8 +358,8 @@ def test_the_toy_is_solved_in_dreams(toy, tmp_path):
     """Greedy reaches 6 of 30: fusing pays only after two moves that cost."""
     env = toy.ToyRewriteEnv(length=6, horizon=20)
     config = WorldModelConfig(
-        hidden=32, memory=128, vision_steps=600, memory_steps=800, members=2, controller_updates=20,
-        controller=PPOConfig(minibatch_size=256, learning_rate=2e-3, hidden=32),
+        hidden=32, memory=128, vision_steps=600, memory_steps=800, members=2,
+        controller=PPOConfig(minibatch_size=256, learning_rate=2e-3, hidden=32, informed_share=0.5),
     )  # fmt: skip
     result = train(env, config, 1500, 0, tmp_path)
     agent = load_agent(result.checkpoint)

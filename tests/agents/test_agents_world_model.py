@@ -103,7 +103,8 @@ def random_steps(sizes: ObservationSizes, number: int, latent: int) -> Steps:
     counts = rng.integers(0, 4, (number, sizes.num_rules)).astype(np.float32)
     rules, latents = rng.integers(0, sizes.num_rules, number), rng.normal(size=(number, latent)).astype(np.float32)
     known = rng.normal(size=(number, 2 * sizes.keys_per_location)).astype(np.float32)
-    return Steps(*map(torch.from_numpy, (latents, counts, rules, known)))
+    locations = rng.integers(0, sizes.num_locations, number)
+    return Steps(*map(torch.from_numpy, (latents, counts, rules, locations, known)))
 
 
 def test_episodes_of_any_lengths_are_foreseen_as_each_alone_and_as_step_by_step(sizes):
@@ -157,7 +158,7 @@ def test_facts_are_those_of_the_graphs(toy_sizes, episodes):
     for episode, saved in zip(episodes[:5], actions.rewards.split([len(each) for each in episodes[:5]]), strict=True):
         first, drops = episode.run_secs[0], -np.diff(episode.run_secs)
         np.testing.assert_allclose(stretched(saved).numpy(), (100 * drops / first).clip(-100, 100), rtol=1e-4)
-    assert bool((facts.counts[torch.arange(len(observations)), actions.rules] > 0).all())
+    assert bool((facts.counts[torch.arange(len(observations)), actions.rules] > actions.locations).all())
     row = len(episodes[0])
     assert np.array_equal(actions.known[row], episodes[1].observations[0].site_known[episodes[1].sites[0]])
 

@@ -12,7 +12,7 @@ from rlflow_tvm.errors import AgentError
 
 
 def _controller() -> PPOConfig:
-    return PPOConfig(minibatch_size=256, learning_rate=1e-3, ent_coef=0.005)
+    return PPOConfig(minibatch_size=256, learning_rate=1e-3, ent_coef=0.005, informed_share=0.5)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,10 @@ from rlflow_tvm.agents.world.memory import Memory, Recurrent, Steps
 from rlflow_tvm.agents.world.vision import Vision, site_counts
 
 
+_TRUST, _MOST_TRUST = (2.0, 0.5), 3.0
+"""Less than PPO's (`prior`): dreams cost nothing, and what saves at once needs not be tried first there."""
+
+
 @dataclass(frozen=True, eq=False)
 class LatentObservation:
     """What the controller sees of a graph, in a dream or of the real one."""
@@ -72,7 +76,7 @@ class Controller(SitePolicy[LatentObservation, LatentBatch]):
             nn.init.zeros_(head.bias)
         with torch.no_grad():
             self.rule_bias[sizes.stop_rule] = STOP_BIAS
-        self.prior = Prior()
+        self.prior = Prior(_TRUST, _MOST_TRUST)
 
     def forward(self, batch: LatentBatch) -> PolicyOutput:
         trunk = self.trunk(batch.vectors)
@@ -151,6 +155,7 @@ class Eyes:
             self._latents,
             torch.from_numpy(site_counts(self._seen, self.sizes)).float(),
             torch.tensor([int(seen.site_rules[site]) for seen, site in chosen]),
+            torch.tensor([int(seen.site_locations[site]) for seen, site in chosen]),
             torch.from_numpy(np.stack([seen.site_known[site] for seen, site in chosen])),
         )
         rows = self._episodes

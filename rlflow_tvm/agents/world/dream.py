@@ -146,9 +146,10 @@ class Dream:
 
         The rewards are those of `envs.rewards.ImprovementReward`.
         """
-        rules = torch.from_numpy(state.sites.rules[chosen])
         before = torch.from_numpy(state.sites.counts).float()
-        steps = Steps(state.latents, before, rules, torch.from_numpy(state.sites.known[chosen]))
+        action = [each[chosen] for each in (state.sites.rules, state.sites.locations, state.sites.known)]
+        steps = Steps(state.latents, before, *map(torch.from_numpy, action))
+        rules = steps.rules
         after = [memory.step(steps, each) for memory, each in zip(self.memories, state.memories, strict=True)]
         foreseen, memories = [each for each, _ in after], tuple(each for _, each in after)
         stop = self.sizes.stop_rule

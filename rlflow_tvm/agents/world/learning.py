@@ -21,6 +21,8 @@ from rlflow_tvm.errors import AgentError
 
 _MAX_GRAD_NORM = 10.0
 _VISION, _MEMORY = 1, 2
+_FORGOTTEN, _FORGETTING = 0.25, 1
+"""Of the steps, those of which M is not told what was known of the place: in dreams it is not known of new ones."""
 _AGAIN = 4  # from the second iteration on so much less is to be learnt
 
 Losses = dict[str, torch.Tensor]
@@ -165,7 +167,8 @@ class MemoryLearner(Learner):
         return 1.0 / self._memory.latent if name == "nll" else 1.0  # nats a dimension: as large as the others
 
     def _losses(self, rows: np.ndarray) -> Losses:
-        return memory_losses(self._memory, [self._traces[row] for row in rows])
+        rng = np.random.default_rng([*self._seed, self.done, _FORGETTING])
+        return memory_losses(self._memory, [self._traces[row].forgetful(_FORGOTTEN, rng) for row in rows])
 
 
 def _steps(most: int, iteration: int) -> int:

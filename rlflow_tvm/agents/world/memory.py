@@ -15,7 +15,7 @@ from torch.nn.utils import rnn
 from rlflow_tvm.agents.observation import ObservationSizes
 from rlflow_tvm.agents.prior import expected_saving, features
 
-_RULE_WIDTH, _KNOWN_WIDTH = 32, 16
+_RULE_WIDTH, _LOCATION_WIDTH = 32, 16
 _LOG_DEVIATIONS = (-3.0, 1.0)
 """Latents have deviation 1: what is foreseen closer than to a twentieth of it is learnt by heart."""
 
@@ -29,16 +29,17 @@ class Recurrent(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """Steps (N of them): the graph before, in latents and counts of sites, and the action: its rule, and what was known
-    of its place (`places`)."""
+    """Steps (N of them): the graph before, in latents and counts of sites, and the action: rule, location, and what was
+    known of its place (`places`)."""
 
     latents: torch.Tensor  # float32 (N, Z)
     counts: torch.Tensor  # float32 (N, R+1), stop included
     rules: torch.Tensor  # int64 (N,)
+    locations: torch.Tensor  # int64 (N,)
     known: torch.Tensor  # float32 (N, 2P)
 
     def __getitem__(self, rows: torch.Tensor) -> Steps:
-        return Steps(self.latents[rows], self.counts[rows], self.rules[rows], self.known[rows])
+        return Steps(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +100,8 @@ class Memory(nn.Module):
         super().__init__()
         self.latent, self.width, self.gaussians = latent, width, gaussians
         self.rule = nn.Embedding(sizes.num_rules, _RULE_WIDTH)
-        self.known = nn.Linear(2 * sizes.keys_per_location, _KNOWN_WIDTH)
-        self.lstm = nn.LSTM(latent + sizes.num_rules + _RULE_WIDTH + _KNOWN_WIDTH, width, batch_first=True)
+        self.location = nn.Embedding(sizes.num_locations, _LOCATION_WIDTH)
+        self.lstm = nn.LSTM(latent + sizes.num_rules + _RULE_WIDTH + _LOCATION_WIDTH + 1, width, batch_first=True)
         self.mixture = nn.Linear(width, gaussians * (1 + 2 * latent))
         self.reward = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 1))
         self.trust = nn.Parameter(torch.tensor(1.0))
@@ -142,7 +143,10 @@ class Memory(nn.Module):
         return Recurrent(h, c)
 
     def _inputs(self, steps: Steps) -> torch.Tensor:
-        action = [self.rule(steps.rules), self.known(features(steps.known))]
+        # Of what is known the saving alone: how often a place was tried would tell graphs apart, and in a dream that
+        # stays as it was where the dream began.
+        expected = features(expected_saving(steps.known)).unsqueeze(1)
+        action = [self.rule(steps.rules), self.location(steps.locations), expected]
         return torch.cat([steps.latents, steps.counts.log1p(), *action], dim=1)
 
     def _predict(self, h: torch.Tensor, steps: Steps) -> Prediction:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from rlflow_tvm.agents.world.memory import Memory, Prediction, Steps
 from rlflow_tvm.agents.world.vision import Actions, GraphFacts, Vision, site_counts
 
 _AT_ONCE = 64
+_NUMBERS = "site_rules", "site_locations"
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +34,11 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.rewards)
+
+    def forgetful(self, share: float, rng: np.random.Generator) -> Trace:
+        """The same, nothing known of the places of some steps."""
+        told = torch.from_numpy(rng.random(len(self)) >= share).unsqueeze(1)
+        return replace(self, steps=replace(self.steps, known=self.steps.known * told))
 
 
 class WorldModel(nn.Module):
@@ -75,7 +81,9 @@ class WorldModel(nn.Module):
         terminal[-1] = float(episode.terminated)
         counts = torch.from_numpy(site_counts(episode.observations, self.sizes)).float()
         # cloned: a tensor made in inference mode cannot be learnt from
-        steps = Steps(self.latents(episode.observations).clone(), counts, actions.rules, actions.known)
+        steps = Steps(
+            self.latents(episode.observations).clone(), counts, actions.rules, actions.locations, actions.known
+        )
         return Trace(steps, actions.rewards, terminal)
 
     @torch.no_grad()
@@ -101,10 +109,10 @@ def actions_of(episodes: Sequence[Episode]) -> Actions:
     """What was done in the episodes, one after another, and what it saved; AgentError where the environment told no
     times."""
     chosen = [pair for episode in episodes for pair in zip(episode.observations, episode.sites, strict=True)]
-    rules = torch.tensor([int(seen.site_rules[site]) for seen, site in chosen])
+    numbers = [torch.tensor([int(getattr(seen, name)[site]) for seen, site in chosen]) for name in _NUMBERS]
     known = torch.from_numpy(np.stack([seen.site_known[site] for seen, site in chosen]))
     saved = np.concatenate([savings(episode) for episode in episodes])
-    return Actions(rules, known, squeezed(torch.from_numpy(saved)))
+    return Actions(*numbers, known, squeezed(torch.from_numpy(saved)))
 
 
 def memory_losses(memory: Memory, traces: Sequence[Trace]) -> dict[str, torch.Tensor]:

@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from rlflow_tvm.agents.encoder import GraphEncoder
 from rlflow_tvm.agents.observation import CompactObservation, GraphBatch, ObservationSizes
-from rlflow_tvm.agents.prior import features
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,14 +41,15 @@ class GraphFacts:
 
 @dataclass(frozen=True, eq=False)
 class Actions:
-    """What was done to B graphs: the rule, what was known of the place, what it saved (squeezed: `savings`)."""
+    """What was done to B graphs: rule, location, what was known of the place, what it saved (squeezed: `savings`)."""
 
     rules: torch.Tensor  # int64 (B,)
+    locations: torch.Tensor  # int64 (B,)
     known: torch.Tensor  # float32 (B, 2P)
     rewards: torch.Tensor  # float32 (B,)
 
     def __getitem__(self, rows: np.ndarray) -> Actions:
-        return Actions(self.rules[rows], self.known[rows], self.rewards[rows])
+        return Actions(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
 
 def site_counts(observations: Sequence[CompactObservation], sizes: ObservationSizes) -> np.ndarray:
@@ -85,7 +85,7 @@ class Vision(nn.Module):
         self.rules = nn.Linear(hidden, sizes.num_rules)
         self.counts = nn.Linear(hidden, sizes.num_rules)
         self.rule = nn.Embedding(sizes.num_rules, hidden)
-        self.known = nn.Linear(2 * sizes.keys_per_location, hidden)
+        self.location = nn.Embedding(sizes.num_locations, hidden)
         self.reward = nn.Sequential(nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
         # The costs of one model's graphs differ by percents: what is learnt is the distance from their mean.
         self.register_buffer("cost_mean", torch.zeros(()))
@@ -113,5 +113,5 @@ class Vision(nn.Module):
 
     def reward_loss(self, latents: torch.Tensor, actions: Actions) -> torch.Tensor:
         """What is told wrongly of what an action saves: a latent must know the graph as far as that depends on it."""
-        told = self.decoder(latents) + self.rule(actions.rules) + self.known(features(actions.known))
+        told = self.decoder(latents) + self.rule(actions.rules) + self.location(actions.locations)
         return functional.mse_loss(self.reward(told).squeeze(1), actions.rewards / self.reward_deviation)
