@@ -27,7 +27,6 @@ from rlflow_tvm.agents.prior import Prior, features
 from rlflow_tvm.agents.world.memory import Memory, Recurrent, Steps
 from rlflow_tvm.agents.world.vision import Vision, site_counts
 
-
 _TRUST, _MOST_TRUST = (2.0, 0.5), 3.0
 """Less than PPO's (`prior`): dreams cost nothing, and what saves at once needs not be tried first there."""
 
