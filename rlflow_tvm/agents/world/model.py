@@ -18,7 +18,6 @@ from rlflow_tvm.agents.world.memory import Memory, Prediction, Steps
 from rlflow_tvm.agents.world.vision import Actions, GraphFacts, Vision, site_counts
 
 _AT_ONCE = 64
-_NUMBERS = "site_rules", "site_locations"
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,10 +108,11 @@ def actions_of(episodes: Sequence[Episode]) -> Actions:
     """What was done in the episodes, one after another, and what it saved; AgentError where the environment told no
     times."""
     chosen = [pair for episode in episodes for pair in zip(episode.observations, episode.sites, strict=True)]
-    numbers = [torch.tensor([int(getattr(seen, name)[site]) for seen, site in chosen]) for name in _NUMBERS]
+    rules = torch.tensor([int(seen.site_rules[site]) for seen, site in chosen])
+    locations = torch.tensor([int(seen.site_locations[site]) for seen, site in chosen])
     known = torch.from_numpy(np.stack([seen.site_known[site] for seen, site in chosen]))
     saved = np.concatenate([savings(episode) for episode in episodes])
-    return Actions(*numbers, known, squeezed(torch.from_numpy(saved)))
+    return Actions(rules, locations, known, squeezed(torch.from_numpy(saved)))
 
 
 def memory_losses(memory: Memory, traces: Sequence[Trace]) -> dict[str, torch.Tensor]:
