@@ -20,10 +20,11 @@ from rlflow_tvm.agents.pool import Workers
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.savings import savings, squeezed
 from rlflow_tvm.agents.world.config import WorldModelConfig
-from rlflow_tvm.agents.world.controller import Controller, Eyes, LatentObservation
+from rlflow_tvm.agents.world.controller import Controller, Eyes, LatentObservation, SeeingPolicy
 from rlflow_tvm.agents.world.dream import Dream, DreamEnv, imagine
 from rlflow_tvm.agents.world.model import WorldModel
 from rlflow_tvm.agents.world.real import RealEpisodes
+from rlflow_tvm.agents.world.rollouts import Rollouts
 from rlflow_tvm.agents.world.training import _Training, make_controller, train
 from rlflow_tvm.errors import AgentError
 
@@ -351,6 +352,66 @@ def test_a_loaded_agent_acts_as_the_best_controller(env, tmp_path):
             assert np.array_equal(action, again.act(observation, deterministic=False, rng=same))
             observation, _, terminated, truncated, _ = env.step(action)
             over = terminated or truncated
+
+
+def test_an_agent_knows_its_trainings_places_and_what_it_tried_until_it_begins_afresh(env, tmp_path):
+    result = train(env, SMALL, 60, 0, tmp_path)
+    rollouts = Rollouts(tmp_path / "rollouts")
+    rollouts.load()
+    observation, _ = env.reset(seed=3)
+    agent, trained = load_agent(result.checkpoint), known_of(rollouts.episodes)
+
+    def known(one) -> np.ndarray:
+        one.begin()
+        return one.policy.compact(observation).site_known
+
+    before = known(agent)
+    assert before.any()
+    assert np.array_equal(before, trained.known(agent.policy.compact(observation).site_places))
+    agent.tried([observation, observation], np.array([[1, 2], [3, 0]]), [-50.0, 0.0])
+    assert not np.array_equal(known(agent), before)
+    assert np.array_equal(known(agent.fresh()), before)
+
+
+def test_episodes_are_kept_with_what_was_known_before_them(env, tmp_path):
+    """So that M cannot read off an action's place what the action itself saved."""
+    train(env, SMALL, 60, 0, tmp_path)
+    rollouts, places = Rollouts(tmp_path / "rollouts"), Places()
+    rollouts.load()
+    for episode in rollouts.episodes:
+        for kept in episode.observations:
+            assert np.array_equal(kept.site_known, places.known(kept.site_places))
+        places.learn([episode])
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_the_controller_is_told_of_places_in_so_many_dreams_and_episodes(env, model, share):
+    episodes = random_episodes(env, 4)
+    places, told = known_of(episodes), []
+    config = dataclasses.replace(SMALL, controller=dataclasses.replace(SMALL.controller, informed_share=share))
+    dream = Dream.along(model, episodes, [], places, config)
+    seen = dream.draw(20, torch.Generator().manual_seed(0)).seen
+    assert any(each.site_known.any() for each in seen) == bool(share)
+
+    class Controlling(Controller):
+        def choose(self, observation, rng):
+            told.append(observation.site_known.any())
+            return super().choose(observation, rng)
+
+    controller = Controlling(model.sizes, 8 + 16, 8)
+    policy = SeeingPolicy(controller, Eyes(model.sizes, model.vision, model.memory), places, share)
+    collect_episode(env, policy, episode_rng(0, 0))
+    assert any(told) == bool(share)
+
+
+def test_of_some_steps_nothing_is_known(env, model):
+    episode = max(random_episodes(env, 8), key=len)
+    observations = [dataclasses.replace(each, site_known=1.0 + each.site_known) for each in episode.observations]
+    trace = model.trace(dataclasses.replace(episode, observations=observations))
+    known = trace.forgetful(0.5, np.random.default_rng(0)).steps.known
+    forgotten = (known == 0).all(dim=1)
+    assert 0 < int(forgotten.sum()) < len(trace)
+    assert torch.equal(known[~forgotten], trace.steps.known[~forgotten])
 
 
 @pytest.mark.timeout(300)
