@@ -1,4 +1,4 @@
-"""Comparing trainings, and environments that end the process they are in."""
+"""Comparing trainings, a small world model's settings, and environments that end the process they are in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,24 @@ import torch
 from toy_env import ToyRewriteEnv
 
 from rlflow_tvm.agents.checkpoint import load_checkpoint
+from rlflow_tvm.agents.config import PPOConfig
+from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.progress import read_progress
+from rlflow_tvm.agents.rollout import Episode
+from rlflow_tvm.agents.world.config import WorldModelConfig
+
+SMALL = WorldModelConfig(
+    latent=8, hidden=8, rounds=1, memory=16, gaussians=2, vision_steps=30, vision_batch=16, memory_steps=30,
+    memory_batch=4, members=2, dream_horizon=6, dreams=5, iterations=3, controller_updates=3, patience=100,
+    controller=PPOConfig(minibatch_size=16, n_epochs=2, hidden=8),
+)  # fmt: skip
+
+
+def known_of(episodes: list[Episode]) -> Places:
+    """What they tell of places."""
+    places = Places()
+    places.learn(episodes)
+    return places
 
 
 def curve(folder):

@@ -1,0 +1,174 @@
+"""Training with a world model: dreams alone, steps shared out, resumed and parallel runs, the toy, the agent."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from training_checks import SMALL, assert_same_training, curve, known_of, state
+
+from rlflow_tvm.agents import load_agent
+from rlflow_tvm.agents.config import PPOConfig
+from rlflow_tvm.agents.places import Places
+from rlflow_tvm.agents.pool import Workers
+from rlflow_tvm.agents.world.config import WorldModelConfig
+from rlflow_tvm.agents.world.real import RealEpisodes
+from rlflow_tvm.agents.world.rollouts import Rollouts
+from rlflow_tvm.agents.world.training import _Training, train
+from rlflow_tvm.errors import AgentError
+
+
+@pytest.fixture
+def env(toy):
+    return toy.ToyRewriteEnv(length=5, horizon=8, random_start=True)
+
+
+def prepared(env, folder) -> _Training:
+    """A training whose world model has learnt."""
+    identity = {"config": SMALL.as_dict(), "seed": 0, "metadata": {}}
+    training = _Training(RealEpisodes(env, SMALL, 0, folder / "rollouts"), SMALL, 100, 0, folder, identity, 1e9)
+    training.begin(resume=False)
+    training.log = type("Log", (), {"write": lambda self, line: None})()
+    training.collect()
+    training.learn()
+    return training
+
+
+def test_the_controller_never_touches_the_real_environment_in_its_dreams(env, tmp_path, monkeypatch):
+    """The environment is closed first: whatever is asked of it from then on is an error."""
+    training = prepared(env, tmp_path)
+    before = [value.clone() for value in training.ppo.policy.parameters()]
+
+    def closed(*_arguments, **_options):
+        raise AssertionError("the real environment was touched")
+
+    env.close()
+    for name in ("reset", "step", "_observation"):
+        monkeypatch.setattr(env, name, closed)
+    training.control()
+    assert training.counts.updates == SMALL.controller_updates
+    with pytest.raises(AssertionError, match="was touched"):
+        training.try_out()
+    assert any(not torch.equal(a, b) for a, b in zip(before, training.ppo.policy.parameters(), strict=True))
+
+
+def test_steps_are_shared_out_and_the_best_controller_is_kept(env, tmp_path):
+    steps: list[int] = []
+    result = train(env, SMALL, 200, 0, tmp_path, on_step=steps.append)
+    assert steps == list(range(1, result.env_steps + 1))
+    assert 200 <= result.env_steps <= 200 + 8
+    lines = curve(tmp_path)
+    real = [line["real/return"] for line in lines if "real/return" in line]
+    assert len(real) == 3
+    assert state(tmp_path)[1]["counts"]["best_score"] == max(real)
+    for name in ("vision/cost", "memory/nll", "held_out/reward_r2", "held_out/rule_mask_f1", "dream/return"):
+        assert any(name in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["learning vision: 7 of 30", "learning memory1: 11 of 30", "learning memory: 3 of 7", "dreaming: 2 of 3", 40, 90],
+    ids=str,
+)
+def test_a_resumed_training_equals_an_uninterrupted_one(env, tmp_path, words):
+    train(env, SMALL, 120, 3, tmp_path / "straight", checkpoint_secs=0.0)
+
+    def interrupt(what: object) -> None:
+        if what == words:  # a number: of the step, in an episode of the random agent or of the controller
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(env, SMALL, 120, 3, tmp_path / "cut", on_work=interrupt, on_step=interrupt, checkpoint_secs=0.0)
+    train(env, SMALL, 120, 3, tmp_path / "cut", resume=True)
+    assert_same_training(tmp_path / "straight", tmp_path / "cut")
+
+
+def test_random_episodes_of_workers_make_the_same_training(env, tmp_path):
+    train(env, SMALL, 120, 3, tmp_path / "alone")
+    toy = {"length": 5, "horizon": 8, "random_start": True}
+    train(env, SMALL, 120, 3, tmp_path / "two", workers=Workers("toy_env:ToyRewriteEnv", toy, 2))
+    assert_same_training(tmp_path / "alone", tmp_path / "two")
+
+
+def test_what_cannot_be_is_told(env, tmp_path):
+    train(env, SMALL, 60, 0, tmp_path / "b")
+    with pytest.raises(AgentError, match="total_steps was 60, is 100"):
+        train(env, SMALL, 100, 0, tmp_path / "b", resume=True)
+    (tmp_path / "b" / "rollouts" / "000001.safetensors").write_bytes(b"nothing")
+    with pytest.raises(AgentError, match=r"000001\.safetensors: is no episode"):
+        train(env, SMALL, 60, 0, tmp_path / "b", resume=True)
+    with pytest.raises(AgentError, match="has no setting wings"):
+        WorldModelConfig.from_dict({"wings": 2})
+    for name, value in (("latent", 0), ("held_out", 1.0), ("learning_rate", 0.0), ("temperature", -1.0)):
+        with pytest.raises(AgentError, match=name):
+            dataclasses.replace(SMALL, **{name: value})
+    assert WorldModelConfig.from_dict(SMALL.as_dict()) == SMALL
+
+
+def test_a_loaded_agent_acts_as_the_best_controller(env, tmp_path):
+    result = train(env, SMALL, 100, 0, tmp_path)
+    agent = load_agent(result.checkpoint, env.observation_space)
+    again = load_agent(result.checkpoint)
+    for seed in range(3):
+        observation, _ = env.reset(seed=seed)
+        agent.begin()
+        again.begin()
+        rng, same = np.random.default_rng(seed), np.random.default_rng(seed)
+        over = False
+        while not over:
+            action = agent.act(observation, deterministic=False, rng=rng)
+            assert observation["location_mask"][tuple(action)]
+            assert np.array_equal(action, again.act(observation, deterministic=False, rng=same))
+            observation, _, terminated, truncated, _ = env.step(action)
+            over = terminated or truncated
+
+
+def test_an_agent_knows_its_trainings_places_and_what_it_tried_until_it_begins_afresh(env, tmp_path):
+    result = train(env, SMALL, 60, 0, tmp_path)
+    rollouts = Rollouts(tmp_path / "rollouts")
+    rollouts.load()
+    observation, _ = env.reset(seed=3)
+    agent, trained = load_agent(result.checkpoint), known_of(rollouts.episodes)
+
+    def known(one) -> np.ndarray:
+        one.begin()
+        return one.policy.compact(observation).site_known
+
+    before = known(agent)
+    assert before.any()
+    assert np.array_equal(before, trained.known(agent.policy.compact(observation).site_places))
+    agent.tried([observation, observation], np.array([[1, 2], [3, 0]]), [-50.0, 0.0])
+    assert not np.array_equal(known(agent), before)
+    assert np.array_equal(known(agent.fresh()), before)
+
+
+def test_episodes_are_kept_with_what_was_known_before_them(env, tmp_path):
+    """So that M cannot read off an action's place what the action itself saved."""
+    train(env, SMALL, 60, 0, tmp_path)
+    rollouts, places = Rollouts(tmp_path / "rollouts"), Places()
+    rollouts.load()
+    for episode in rollouts.episodes:
+        for kept in episode.observations:
+            assert np.array_equal(kept.site_known, places.known(kept.site_places))
+        places.learn([episode])
+
+
+@pytest.mark.timeout(300)
+def test_the_toy_is_solved_in_dreams(toy, tmp_path):
+    """Greedy reaches 6 of 30: fusing pays only after two moves that cost."""
+    env = toy.ToyRewriteEnv(length=6, horizon=20)
+    config = WorldModelConfig(
+        hidden=32, memory=128, vision_steps=600, memory_steps=800, members=2,
+        controller=PPOConfig(minibatch_size=256, learning_rate=2e-3, hidden=32, informed_share=0.5),
+    )  # fmt: skip
+    result = train(env, config, 1500, 0, tmp_path)
+    agent = load_agent(result.checkpoint)
+    observation, _ = env.reset(seed=0)
+    agent.begin()
+    total, over = 0.0, False
+    while not over:
+        observation, reward, terminated, truncated, _ = env.step(agent.act(observation))
+        total, over = total + reward, terminated or truncated
+    assert total > 20
