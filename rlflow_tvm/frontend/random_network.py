@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -81,7 +82,7 @@ class _Blocks:
         if self._rng.random() < 0.5:
             kernel = int(self._rng.choice([2, 3]))
             self.extent = (self.extent - kernel) // 2 + 1
-            return self._net.max_pool(x, kernel), channels
+            return self._pooled(x, kernel, 2, 0), channels
         wider = self._some(2 * channels)
         self.extent = (self.extent - 1) // 2 + 1
         return self._unit(x, channels, wider, 3, stride=2), wider
@@ -113,9 +114,7 @@ class _Blocks:
     def inception(self, x: str, channels: int) -> tuple[str, int]:
         a, b, c, d = (self._some(int(channels * self._rng.uniform(0.2, 0.6))) for _ in range(4))
         half = self._some(b // 2)
-        pooled = self._net.node(
-            str(self._rng.choice(["AveragePool", "MaxPool"])), [x], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4
-        )
+        pooled = self._pooled(x, 3, 1, 1)
         parts = [
             self._unit(x, channels, a, 1),
             self._unit(self._unit(x, channels, half, 1), half, b, 3),
@@ -155,6 +154,12 @@ class _Blocks:
         y = self.active(self._net.node("Add", [self._net.node("Mul", [x, scale]), shift]))
         y = self._net.conv(self._unit(y, channels, 4 * growth, 1), 4 * growth, growth, 3)
         return self._net.node("Concat", [x, y], axis=1), channels + growth
+
+    def _pooled(self, x: str, kernel: int, stride: int, pad: int) -> str:
+        """By maxima, or by means that count the padding or not."""
+        kind = str(self._rng.choice(["AveragePool", "MaxPool"]))
+        means: dict[str, Any] = {"count_include_pad": int(self._rng.integers(2))} if kind == "AveragePool" else {}
+        return self._net.node(kind, [x], kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4, **means)
 
     def _sum(self, x: str, channels: int, width: int, kernel: int) -> str:
         y = self._unit(self._unit(x, channels, width, kernel), width, width, 3)
