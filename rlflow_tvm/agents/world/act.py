@@ -31,11 +31,8 @@ class WorldAgent:
     """
 
     def __init__(self, controller: Controller, eyes: Eyes, places: Places, metadata: Mapping[str, Any]) -> None:
-        self.policy, self.sizes, self.metadata = (
-            SeeingPolicy(controller, eyes, places.copy()),
-            eyes.sizes,
-            dict(metadata),
-        )
+        self.policy = SeeingPolicy(controller, eyes, places.copy())
+        self.sizes, self.metadata = eyes.sizes, dict(metadata)
         self._trained = controller, eyes, places
 
     @staticmethod

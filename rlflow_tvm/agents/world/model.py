@@ -80,9 +80,8 @@ class WorldModel(nn.Module):
         terminal[-1] = float(episode.terminated)
         counts = torch.from_numpy(site_counts(episode.observations, self.sizes)).float()
         # cloned: a tensor made in inference mode cannot be learnt from
-        steps = Steps(
-            self.latents(episode.observations).clone(), counts, actions.rules, actions.locations, actions.known
-        )
+        latents = self.latents(episode.observations).clone()
+        steps = Steps(latents, counts, actions.rules, actions.locations, actions.known)
         return Trace(steps, actions.rewards, terminal)
 
     @torch.no_grad()

@@ -9,6 +9,7 @@ import numpy as np
 
 from rlflow_tvm.agents.observation import CompactObservation, ObservationSizes
 from rlflow_tvm.agents.places import Places
+from rlflow_tvm.agents.world.vision import site_counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,9 +26,9 @@ class Sites:
     @staticmethod
     def of(observations: Sequence[CompactObservation], sizes: ObservationSizes, places: Places) -> Sites:
         """Those of real graphs, with what is known now."""
-        counts = [np.bincount(each.site_rules.astype(int), minlength=sizes.num_rules) for each in observations]
-        where = np.concatenate([each.site_places for each in observations])
-        return Sites(np.stack(counts), places.known(where), np.concatenate([each.site_nodes for each in observations]))
+        known = places.known(np.concatenate([each.site_places for each in observations]))
+        nodes = np.concatenate([each.site_nodes for each in observations])
+        return Sites(site_counts(observations, sizes), known, nodes)
 
     @property
     def offsets(self) -> np.ndarray:
