@@ -18,6 +18,7 @@ FORMAT = "rlflow_tvm.learned_cost/1"
 LEAST_SAMPLES = 50
 _MEMBERS = 8
 _ROUNDS = 400
+_LEARNT_SHARE = 0.8  # of the kernels, those that a member learns from; the others tell how far it errs
 _LEAST_UNSEEN = 2  # members that have not learned from a sample, to say something of their deviation there
 _PARAMETERS = {
     "objective": "reg:squarederror",
@@ -57,9 +58,10 @@ class Prediction:
 class LearnedCost:
     """An ensemble of boosted trees over kernels' `Descriptions` and temperatures, for one target.
 
-    Each member has learned from another draw of the kernels (with replacement), as in a bootstrap: where they agree,
-    the kernel is like those that were measured. What is learned is the logarithm of the time over a roofline's guess,
-    so that a kernel larger than all that were seen is not taken for one of those.
+    Each member has learned from another draw of most of the kernels (without replacement: a bootstrap would leave out
+    a third of what was measured): where they agree, the kernel is like those that were measured. What is learned is the
+    logarithm of the time over a roofline's guess, so that a kernel larger than all that were seen is not taken for one
+    of those.
     """
 
     def __init__(
@@ -98,12 +100,13 @@ class LearnedCost:
         boosters = []
         unseen = np.full((_MEMBERS, len(samples)), math.nan)
         for member in range(_MEMBERS):
-            drawn = np.bincount(rng.integers(len(keys), size=len(keys)), minlength=len(keys))
-            data = xgboost.DMatrix(matrix, labels, weight=drawn[owners].astype("float32"), feature_names=names)
+            drawn = rng.choice(len(keys), round(_LEARNT_SHARE * len(keys)), replace=False)
+            learnt = np.isin(owners, drawn)
+            data = xgboost.DMatrix(matrix[learnt], labels[learnt], feature_names=names)
             parameters = {**_PARAMETERS, "seed": seed * _MEMBERS + member}
             boosters.append(xgboost.train(parameters, data, num_boost_round=_ROUNDS))
-            left_out = drawn[owners] == 0
-            unseen[member, left_out] = boosters[-1].predict(data)[left_out]
+            left_out = xgboost.DMatrix(matrix[~learnt], feature_names=names)
+            unseen[member, ~learnt] = boosters[-1].predict(left_out)
         return LearnedCost(names, boosters, _scale(unseen, labels), len(samples), target_key, version)
 
     def predict(self, kernels: Sequence[tuple[Mapping[str, float], str]]) -> list[Prediction]:
@@ -118,7 +121,7 @@ class LearnedCost:
         guesses = [_guess(features) for features, _ in kernels]
         return [
             Prediction(guess * math.exp(mean), self._scale * float(deviation))
-            for guess, mean, deviation in zip(guesses, logs.mean(axis=0), logs.std(axis=0), strict=True)
+            for guess, mean, deviation in zip(guesses, logs.mean(axis=0), logs.std(axis=0, ddof=1), strict=True)
         ]
 
     def save(self, path: str | Path) -> None:
@@ -173,7 +176,7 @@ def _scale(unseen: np.ndarray, labels: np.ndarray) -> float:
     """
     several = (~np.isnan(unseen)).sum(axis=0) >= _LEAST_UNSEEN
     errors = np.nanmean(unseen[:, several], axis=0) - labels[several]
-    deviations = np.nanstd(unseen[:, several], axis=0)
+    deviations = np.nanstd(unseen[:, several], axis=0, ddof=1)  # of few members, and alike for any number
     return float(np.sqrt(np.mean(errors**2) / np.mean(deviations**2))) if several.any() and deviations.any() else 1.0
 
 
