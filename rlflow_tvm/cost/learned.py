@@ -17,12 +17,12 @@ from rlflow_tvm.errors import CostError
 FORMAT = "rlflow_tvm.learned_cost/1"
 LEAST_SAMPLES = 50
 _MEMBERS = 8
-_ROUNDS = 400
+_ROUNDS = 250
 _LEARNT_SHARE = 0.8  # of the kernels, those that a member learns from; the others tell how far it errs
 _LEAST_UNSEEN = 2  # members that have not learned from a sample, to say something of their deviation there
 _PARAMETERS = {
     "objective": "reg:squarederror",
-    "eta": 0.06,
+    "eta": 0.1,
     "max_depth": 7,
     "min_child_weight": 2,
     "subsample": 0.8,
