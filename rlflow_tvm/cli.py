@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,6 +30,7 @@ T = TypeVar("T")
 
 console = Console(stderr=True)
 """For progress and messages; results go to standard output."""
+_TOLD_EVERY_SECS = 60.0
 
 ZOO_PREFIX = "zoo:"
 
@@ -162,7 +164,7 @@ def milliseconds(secs: float) -> str:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[..., None]]:
-    """A bar on standard error; call the result with (done, total[, text])."""
+    """A bar on standard error, where that is no terminal a line a minute; the result takes (done, total[, text])."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -173,9 +175,14 @@ def progress_bar(title: str) -> Iterator[Callable[..., None]]:
     )
     with Progress(*columns, console=console, transient=not console.is_terminal) as progress:
         task = progress.add_task(title, total=None, text="")
+        told_at = time.monotonic()
 
         def update(done: int, total: int, text: str = "") -> None:
+            nonlocal told_at
             progress.update(task, completed=done, total=total, text=text)
+            if not console.is_terminal and time.monotonic() - told_at >= _TOLD_EVERY_SECS:
+                console.print(f"{title}: {done} of {total} {text}".rstrip())
+                told_at = time.monotonic()
 
         yield update
 

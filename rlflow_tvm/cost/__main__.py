@@ -110,7 +110,7 @@ def train(database: DatabaseOption = None, target: TargetOption = "llvm") -> Non
 
 @cli.reports_errors
 def calibrate(
-    networks: Annotated[int, typer.Option(min=1, help="How many networks: some 60 kernels, half a minute each.")] = 60,
+    networks: Annotated[int, typer.Option(min=1, help="How many networks: some 70 kernels, 40 seconds each.")] = 60,
     walks: Annotated[int, typer.Option(min=0, help="Random walks from each network.")] = 4,
     steps: Annotated[int, typer.Option(min=1, help="Rewrites of each walk, at most.")] = 20,
     seed: Annotated[
