@@ -101,7 +101,7 @@ class Agent:
         return self.policy.value(self._compact(observation))
 
     def _compact(self, observation: Mapping[str, Any]) -> CompactObservation:
-        return compact(observation, self.sizes, self._places)
+        return compact(observation, self.sizes, self._places.known)
 
 
 def act_with(policy: Acting, kept: HasSites, deterministic: bool, rng: np.random.Generator | None) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Collecting episodes: which ones make up an update, and how each of them goes.
 
-An episode is determined by the training's seed, its number and the policy's parameters, so that it does not matter
-which process collects it, or how often it is begun.
+An episode is determined by the training's seed, its number, where it begins and the policy: its parameters and what it
+knows of places. So it does not matter which process collects it, or how often it is begun.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from rlflow_tvm.agents.observation import actions_at
 from rlflow_tvm.agents.policy import Acting
 from rlflow_tvm.agents.rollout import Episode
+from rlflow_tvm.agents.savings import savings
 from rlflow_tvm.errors import AgentError
 
 
@@ -97,6 +98,8 @@ def collect_episode(
         episode.log_probs.append(log_prob)
         episode.terminated, episode.truncated = bool(terminated), bool(truncated)
         _note_time(episode, info)
+        if len(episode.run_secs) == len(episode) + 1:
+            policy.tried(kept, site, float(savings(episode)[-1]))
         if "rule" in info:
             episode.rules.append(str(info["rule"]))
         on_step()

@@ -7,7 +7,7 @@ sorted by rule and then by location. Rule R is stop, and has one site, location 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,6 +71,11 @@ class ObservationSizes:
         """The index of stop, the last rule."""
         return self.num_rules - 1
 
+    @property
+    def num_known(self) -> int:
+        """How many numbers tell what is known of a place (2P+1, see `places`)."""
+        return 2 * self.keys_per_location + 1
+
 
 @dataclass(frozen=True, eq=False)
 class CompactObservation:
@@ -83,7 +88,7 @@ class CompactObservation:
     site_locations: np.ndarray  # int16 (S,), ascending within a rule
     site_nodes: np.ndarray  # int32 (S, K), -1 = none
     site_places: np.ndarray  # int64 (S, P), see `places`
-    site_known: np.ndarray  # float32 (S, 2P), what was known of them when the observation was made
+    site_known: np.ndarray  # float32 (S, 2P+1), what the policy was told of them
 
     @property
     def num_sites(self) -> int:
@@ -92,10 +97,10 @@ class CompactObservation:
 
 
 def compact(
-    observation: Mapping[str, Any], sizes: ObservationSizes, places: Places | None = None
+    observation: Mapping[str, Any], sizes: ObservationSizes, known: Callable[[np.ndarray], np.ndarray] | None = None
 ) -> CompactObservation:
-    """The compact form of an environment's observation, with what is known of `places` (by default nothing);
-    AgentError where it does not fit `sizes` or its masks clash."""
+    """The compact form of an environment's observation, with what is `known` of places, (S, P) -> (S, 2P+1) (by default
+    nothing); AgentError where it does not fit `sizes` or its masks clash."""
     graph = observation["graph"]
     location_nodes = np.asarray(observation["location_nodes"])
     # Copies: an episode's observations are kept, and torch refuses read-only arrays. gymnasium gives a graph without
@@ -124,7 +129,7 @@ def compact(
         site_locations=locations,
         site_nodes=location_nodes[rules, locations].astype(np.int32),
         site_places=site_places,
-        site_known=(Places() if places is None else places).known(site_places),
+        site_known=(Places().known if known is None else known)(site_places),
     )
 
 
@@ -191,7 +196,7 @@ class GraphBatch(SiteBatch):
     nodes_graph: torch.Tensor  # (N,) each node's graph
     member_nodes: torch.Tensor  # (M,) nodes of all sites one after another, none of them -1
     member_offsets: torch.Tensor  # (S,) where each site's nodes begin in member_nodes
-    site_known: torch.Tensor  # (S, 2P)
+    site_known: torch.Tensor  # (S, 2P+1)
 
 
 def _as_graph(observation: CompactObservation) -> dgl.DGLGraph:

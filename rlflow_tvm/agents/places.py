@@ -16,6 +16,10 @@ import torch
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.savings import savings, squeezed
 
+SPREAD = 1.7
+"""The standard deviation of what actions save (squeezed), measured: of one of whose place nothing is known."""
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
 
 class Places:
     """Of each key how often it was tried, and the mean of what that saved (squeezed: `savings`).
@@ -34,14 +38,34 @@ class Places:
         self.means = np.zeros(0) if means is None else means
 
     def known(self, places: np.ndarray) -> np.ndarray:
-        """What is known of places with keys (S, P), float32 (S, 2P): of each key the mean saving, 0 where it was not
-        tried, and n / (n + 1) for n tries."""
+        """What is known of places with keys (S, P), float32 (S, 2P+1): of each key the mean saving, 0 where it was not
+        tried; n / (n + 1) for n tries of each; and what an action there should save by all of that."""
+        means, weights = self._looked_up(places)
+        return np.concatenate([means, weights, expected_saving(means, weights)[:, None]], axis=1, dtype=np.float32)
+
+    def imagined(self, places: np.ndarray, draw: int) -> np.ndarray:
+        """As `known`, but that what an action should save is drawn where little is known, with the deviation that is
+        left: the same for a place in each call with this `draw`, below 2^63.
+
+        An episode that acts on it tries out what may save most, and goes on with that (posterior sampling: Thompson
+        1933; Osband et al. 2013, "(More) efficient reinforcement learning via posterior sampling").
+        """
+        means, weights = self._looked_up(places)
+        # keys are hashes already: multiplied, all their digits are in the first ones
+        mixed = ((places[:, -1].view(np.uint64) ^ np.uint64(draw)) * _ODD) >> np.uint64(12)
+        drawn = torch.special.ndtri(torch.from_numpy((mixed.astype(np.float64) + 0.5) / 2.0**52)).numpy()
+        left = np.where(places.any(axis=1), SPREAD * np.prod(1.0 - weights, axis=1), 0.0)  # stop is no place
+        saves = expected_saving(means, weights) + left * drawn
+        return np.concatenate([means, weights, saves[:, None]], axis=1, dtype=np.float32)
+
+    def _looked_up(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of keys (S, P) the mean savings and n / (n + 1), (S, P) each."""
         if not len(self.keys):
-            return np.zeros((len(places), 2 * places.shape[1]), np.float32)
+            return np.zeros(places.shape), np.zeros(places.shape)
         rows = np.minimum(np.searchsorted(self.keys, places), len(self.keys) - 1)
         there = self.keys[rows] == places
         tries = np.where(there, self.tries[rows], 0.0)
-        return np.concatenate([np.where(there, self.means[rows], 0.0), tries / (tries + 1.0)], axis=1, dtype=np.float32)
+        return np.where(there, self.means[rows], 0.0), tries / (tries + 1.0)
 
     def add(self, places: np.ndarray, saved: np.ndarray) -> None:
         """Take in what actions at places with keys (T, P) saved, squeezed (T,). Keys of 0 are no place: stop."""
@@ -85,3 +109,34 @@ class Places:
     def of(tensors: Mapping[str, torch.Tensor]) -> Places:
         """The inverse of `tensors`."""
         return Places(**{name: tensor.numpy() for name, tensor in tensors.items()})
+
+
+def expected_saving(means: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """What actions should save, (S,), by the mean savings of their places' keys, coarse to fine, and how far each is to
+    be believed, (S, P) each: by the finest key, as far as it was tried, else by coarser ones; 0 where none was."""
+    expected = np.zeros(len(means))
+    for mean, weight in zip(means.T, weights.T, strict=True):
+        expected = expected + weight * (mean - expected)
+    return expected
+
+
+class Outlook:
+    """What a policy is told of places in an episode of a training: nothing, or what is `imagined`, given what was known
+    before and what the episode's own steps have saved since."""
+
+    def __init__(self, places: Places, informed: bool, draw: int) -> None:
+        self._places, self._draw = places.copy() if informed else None, draw
+
+    @staticmethod
+    def of(places: Places, informed_share: float, rng: np.random.Generator) -> Outlook:
+        """An episode's: in such a share of them something is told."""
+        return Outlook(places, bool(rng.random() < informed_share), int(rng.integers(2**63)))
+
+    def told(self, where: np.ndarray) -> np.ndarray:
+        """Of places with keys (S, P), float32 (S, 2P+1)."""
+        return Places().known(where) if self._places is None else self._places.imagined(where, self._draw)
+
+    def tried(self, place: np.ndarray, saved: float) -> None:
+        """Take in what an action at a place with keys (P,) saved, in percent of the episode's first graph."""
+        if self._places is not None:
+            self._places.add(place[None], squeezed(torch.tensor([saved], dtype=torch.float64)).numpy())

@@ -1,17 +1,13 @@
 """The two-step masked policy: first a rule, then one of that rule's locations; and the value of a graph.
 
-p(rule, location) = p(rule) p(location | rule). Only legal actions have logits at all (see `observation`), so a masked
-action's probability is exactly 0 and acting and updating cannot disagree about masks. A site is scored from the
-embeddings of its own nodes and what is known of its place (`places`), with its rule and the graph's readout as context:
-neither its index nor the order of the sites enters. The rule head sees, for each rule, the pooled embeddings of that
-rule's sites, and the value those of all sites.
+A site is scored (`heads`) from the embeddings of its own nodes and what is known of its place (`places`), with its rule
+and the graph's readout as context: neither its index nor the order of the sites enters.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -19,8 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rlflow_tvm.agents.backend import dgl
 from rlflow_tvm.agents.encoder import GraphEncoder
+from rlflow_tvm.agents.heads import STOP_BIAS, PolicyOutput, TwoStepHeads, two_step_output
 from rlflow_tvm.agents.observation import (
     CompactObservation,
     GraphBatch,
@@ -31,43 +27,8 @@ from rlflow_tvm.agents.observation import (
     collate_sites,
     compact,
 )
-from rlflow_tvm.agents.places import Places
+from rlflow_tvm.agents.places import Outlook, Places
 from rlflow_tvm.agents.prior import Prior, features
-
-STOP_BIAS = -3.0
-"""Of the logit of stop in a new policy."""
-
-
-def segment_log_softmax(logits: torch.Tensor, segment: torch.Tensor, num_segments: int) -> torch.Tensor:
-    """Log-softmax within each segment: logits (n,), `segment` (n,) the segment of each; every segment non-empty."""
-    top = torch.full((num_segments,), -torch.inf).scatter_reduce(0, segment, logits.detach(), "amax")
-    shifted = logits - top[segment]
-    total = torch.zeros(num_segments).index_add(0, segment, shifted.exp())
-    return shifted - total.log()[segment]
-
-
-@dataclass(frozen=True, eq=False)
-class PolicyOutput:
-    """What the policy says of a batch (B graphs, P (graph, rule) pairs, S sites); logs are natural."""
-
-    rule_log_probs: torch.Tensor  # (P,) log p(rule)
-    location_log_probs: torch.Tensor  # (S,) log p(location | rule)
-    log_probs: torch.Tensor  # (S,) log p(rule, location), the sum of the two
-    values: torch.Tensor  # (B,)
-    entropy: torch.Tensor  # (B,) of the joint distribution: H(rule) + sum_r p(r) H(location | r)
-
-
-def two_step_output(
-    batch: SiteBatch, rule_logits: torch.Tensor, location_logits: torch.Tensor, values: torch.Tensor
-) -> PolicyOutput:
-    """p(rule, location) = p(rule) p(location | rule) of logits (P,) and (S,), with values (B,)."""
-    rule_log_probs = segment_log_softmax(rule_logits, batch.pair_graph, batch.num_graphs)
-    location_log_probs = segment_log_softmax(location_logits, batch.site_pair, batch.num_pairs)
-    log_probs = rule_log_probs.index_select(0, batch.site_pair) + location_log_probs
-    graph = batch.pair_graph[batch.site_pair]
-    surprise = torch.zeros(batch.num_graphs).index_add(0, graph, -log_probs.exp() * log_probs)
-    return PolicyOutput(rule_log_probs, location_log_probs, log_probs, values, surprise)
-
 
 ObservationT = TypeVar("ObservationT", bound=HasSites)
 BatchT = TypeVar("BatchT", bound=SiteBatch)
@@ -77,6 +38,7 @@ class Acting(Protocol):
     """What collecting an episode takes of a policy."""
 
     def begin_episode(self, rng: np.random.Generator) -> None: ...
+    def tried(self, observation: Any, site: int, saved: float) -> None: ...
     def compact(self, observation: Mapping[str, Any]) -> Any: ...
     def choose(self, observation: Any, rng: np.random.Generator | None) -> tuple[int, float, float]: ...
     def value(self, observation: Any) -> float: ...
@@ -93,7 +55,7 @@ class SitePolicy(nn.Module, Generic[ObservationT, BatchT], ABC):
     """
 
     places: Places | None = None
-    value_head: nn.Linear
+    heads: TwoStepHeads
     value_mean: torch.Tensor  # ()
     value_deviation: torch.Tensor  # ()
 
@@ -103,21 +65,27 @@ class SitePolicy(nn.Module, Generic[ObservationT, BatchT], ABC):
         self.register_buffer("value_mean", torch.zeros(()))
         self.register_buffer("value_deviation", torch.ones(()))
 
-    def told_value(self, head: torch.Tensor) -> torch.Tensor:
-        """Values (B,) of what `value_head` gives, (B, 1): it tells them in units of `value_deviation`."""
-        return self.value_mean + self.value_deviation * head.squeeze(1)
+    def output(self, batch: SiteBatch, *told: torch.Tensor) -> PolicyOutput:
+        """What the heads make of what they are told; the value head tells values in units of `value_deviation`."""
+        rule_logits, location_logits, values = self.heads(batch, *told)
+        values = self.value_mean + self.value_deviation * values.squeeze(1)
+        return two_step_output(batch, rule_logits, location_logits, values)
 
     @torch.no_grad()
     def normalise_values(self, mean: float, deviation: float) -> None:
-        """Take other units for what `value_head` gives, and change it so that the values stay what they are (PopArt,
+        """Take other units for what the value head gives, and change it so that the values stay what they are (PopArt,
         van Hasselt et al. 2016)."""
-        self.value_head.weight *= self.value_deviation / deviation
-        self.value_head.bias.copy_((self.value_deviation * self.value_head.bias + self.value_mean - mean) / deviation)
+        head = self.heads.value_head
+        head.weight *= self.value_deviation / deviation
+        head.bias.copy_((self.value_deviation * head.bias + self.value_mean - mean) / deviation)
         self.value_mean.fill_(mean)
         self.value_deviation.fill_(deviation)
 
     def begin_episode(self, rng: np.random.Generator) -> None:
-        """A new episode, of which `rng` are the random numbers."""
+        """A new episode of a training, of which `rng` are the random numbers."""
+
+    def tried(self, observation: ObservationT, site: int, saved: float) -> None:
+        """What a step of the episode saved, in percent of its first graph."""
 
     @abstractmethod
     def compact(self, observation: Mapping[str, Any]) -> ObservationT:
@@ -178,38 +146,25 @@ class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
         sizes: widths of the observation, from `ObservationSizes.from_space`.
         hidden: width of all embeddings.
         rounds: message rounds of the encoder.
-        informed_share: of the episodes, those in which it looks at what it knows of places. In the others it finds
-            what pays late, and what is known leads away from.
+        informed_share: of a training's episodes, those in which it looks at what it imagines of places, given what
+            it knows. In the others it finds what pays late, and what is known leads away from. None: it is told what
+            is known in all of them.
     """
 
     places: Places
 
-    def __init__(self, sizes: ObservationSizes, hidden: int, rounds: int, informed_share: float = 1.0) -> None:
+    def __init__(self, sizes: ObservationSizes, hidden: int, rounds: int, informed_share: float | None = None) -> None:
         super().__init__(sizes)
-        self.informed_share, self._informed = informed_share, True
+        self.informed_share = informed_share
+        self._outlook: Outlook | None = None
         self.encoder = GraphEncoder(sizes, hidden, rounds)
         self.rule = nn.Embedding(sizes.num_rules, hidden)
         self.site_nodes = nn.Linear(hidden, hidden)
         self.site_rule = nn.Linear(hidden, hidden, bias=False)
         self.site_graph = nn.Linear(hidden, hidden, bias=False)
-        self.site_known = nn.Linear(2 * sizes.keys_per_location, hidden, bias=False)
-        self.site_body = nn.Sequential(nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
-        self.location_head = nn.Linear(hidden, 1)
-        self.rule_body = nn.Sequential(nn.Linear(4 * hidden + 1, hidden), nn.ReLU())
-        self.rule_head = nn.Linear(hidden, 1)
-        self.value_body = nn.Sequential(nn.Linear(2 * hidden, hidden), nn.ReLU())
-        self.value_head = nn.Linear(hidden, 1)
-        # A nearly uniform policy to begin with (Andrychowicz et al. 2021, "What matters in on-policy RL?").
-        for head, gain in ((self.location_head, 0.01), (self.rule_head, 0.01), (self.value_head, 1.0)):
-            nn.init.orthogonal_(head.weight, gain)
-            nn.init.zeros_(head.bias)
-        # Nearly, but for stop: under a uniform policy it would end episodes after a handful of steps, and what pays
-        # only after twenty would never be seen.
-        self.rule_bias = nn.Parameter(torch.zeros(sizes.num_rules))
-        with torch.no_grad():
-            self.rule_bias[sizes.stop_rule] = STOP_BIAS
+        self.site_known = nn.Linear(sizes.num_known - 1, hidden, bias=False)
+        self.heads = TwoStepHeads(sizes, hidden, 2 * hidden + 1, hidden, Prior())
         self.places = Places()
-        self.prior = Prior()
 
     def forward(self, batch: GraphBatch) -> PolicyOutput:
         """Log-probabilities of all legal actions, joint entropy and value of each graph."""
@@ -219,25 +174,21 @@ class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
         own = functional.embedding_bag(batch.member_nodes, self.site_nodes(h), batch.member_offsets, mode="mean")
         context = self.site_rule(self.rule.weight)[pair_rule] + self.site_graph(readout)[pair_graph]
         known = self.site_known(features(batch.site_known))
-        sites = self.site_body(own + known + context.index_select(0, site_pair))
-        expected = self.prior(batch.site_known)
-        location_logits = self.location_head(sites).squeeze(1) + expected
-
-        pooled = [dgl.ops.segment_reduce(batch.pair_sizes, sites, reducer) for reducer in ("mean", "max")]
         number = batch.pair_sizes.float().log1p().unsqueeze(1) / 6.0  # about 1 for 400 sites
-        seen_by_rule = torch.cat([*pooled, self.rule(pair_rule), readout.index_select(0, pair_graph), number], dim=1)
-        promise = dgl.ops.segment_reduce(batch.pair_sizes, expected.unsqueeze(1), "max").squeeze(1)
-        rule_logits = self.rule_head(self.rule_body(seen_by_rule)).squeeze(1) + self.rule_bias[pair_rule] + promise
-        best = dgl.ops.segment_reduce(torch.from_numpy(np.diff(batch.site_offsets)), sites, "max")
-        values = self.told_value(self.value_head(self.value_body(torch.cat([readout, best], dim=1))))
-        return two_step_output(batch, rule_logits, location_logits, values)
+        rules = torch.cat([self.rule(pair_rule), readout.index_select(0, pair_graph), number], dim=1)
+        return self.output(batch, own + known + context.index_select(0, site_pair), rules, readout, batch.site_known)
 
     def compact(self, observation: Mapping[str, Any]) -> CompactObservation:
         """See `observation.compact`."""
-        return compact(observation, self.sizes, self.places if self._informed else None)
+        return compact(observation, self.sizes, self.places.known if self._outlook is None else self._outlook.told)
 
     def begin_episode(self, rng: np.random.Generator) -> None:
-        self._informed = bool(rng.random() < self.informed_share)
+        share = self.informed_share
+        self._outlook = None if share is None else Outlook.of(self.places, share, rng)
+
+    def tried(self, observation: CompactObservation, site: int, saved: float) -> None:
+        if self._outlook is not None:
+            self._outlook.tried(observation.site_places[site], saved)
 
     def collate(self, observations: Sequence[CompactObservation]) -> GraphBatch:
         """See `observation.collate`."""

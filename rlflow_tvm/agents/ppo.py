@@ -12,9 +12,10 @@ from torch import nn
 from torch.nn import functional, utils
 
 from rlflow_tvm.agents.config import PPOConfig
+from rlflow_tvm.agents.heads import PolicyOutput
 from rlflow_tvm.agents.observation import ObservationSizes
 from rlflow_tvm.agents.places import Places
-from rlflow_tvm.agents.policy import PolicyOutput, SitePolicy, TwoStepPolicy
+from rlflow_tvm.agents.policy import SitePolicy, TwoStepPolicy
 from rlflow_tvm.agents.rollout import Episode, Minibatch, RewardScale, RolloutBuffer
 from rlflow_tvm.errors import AgentError
 

@@ -10,23 +10,18 @@ TRUST = 4.0, 1.0
 (squeezed), is in its logit."""
 MOST_TRUST = 8.0
 """In either direction: a bound, so that what is learnt can outweigh what saves at once."""
-_USUAL_SAVING = 4.0
+USUAL_SAVING = 4.0
 """Squeezed; so that what is known of places comes in the size of other features."""
 
 
-def expected_saving(known: torch.Tensor) -> torch.Tensor:
-    """What actions should save (squeezed), (S,), by what is `known` of their places, (S, 2P): by the finest key, as far
-    as it was tried, else by coarser ones; 0 where none was."""
-    means, weights = known.chunk(2, dim=1)
-    expected = torch.zeros(len(known))
-    for mean, weight in zip(means.unbind(1), weights.unbind(1), strict=True):
-        expected = expected + weight * (mean - expected)
-    return expected
+def saving(known: torch.Tensor) -> torch.Tensor:
+    """What actions should save (squeezed), (S,), of what is `known` of their places, (S, 2P+1)."""
+    return known[:, -1]
 
 
 def features(known: torch.Tensor) -> torch.Tensor:
-    """What is known of places, (S, 2P), as networks take it."""
-    return known / _USUAL_SAVING
+    """What else is known of places, as networks take it, (S, 2P): not what should be saved, which may be a draw."""
+    return known[:, :-1] / USUAL_SAVING
 
 
 class Prior(nn.Module):
@@ -43,7 +38,7 @@ class Prior(nn.Module):
         self._most = most
 
     def forward(self, known: torch.Tensor) -> torch.Tensor:
-        """(S,), between -most and most, of what is known, (S, 2P)."""
-        saving = expected_saving(known)
-        trusted = torch.where(saving > 0, self.trust[0], self.trust[1]) * saving
+        """(S,), between -most and most, of what is known, (S, 2P+1)."""
+        saves = saving(known)
+        trusted = torch.where(saves > 0, self.trust[0], self.trust[1]) * saves
         return self._most * torch.tanh(trusted / self._most)

@@ -74,7 +74,7 @@ def random_observation(sizes) -> RandomObservation:
             site_locations=locations,
             site_nodes=np.concatenate([members.reshape(-1, 4), np.full((1, 4), -1)]).astype(np.int32),
             site_places=np.concatenate([rng.integers(1, 99, (len(pairs), 2)), np.zeros((1, 2))]).astype(np.int64),
-            site_known=rng.normal(size=(len(pairs) + 1, 4)).astype(np.float32),
+            site_known=rng.normal(size=(len(pairs) + 1, sizes.num_known)).astype(np.float32),
         )
 
     return make
@@ -86,6 +86,6 @@ def policy(sizes) -> TwoStepPolicy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         made = TwoStepPolicy(sizes, hidden=16, rounds=2)
-        for head in (made.location_head, made.rule_head):
+        for head in (made.heads.location_head, made.heads.rule_head):
             torch.nn.init.normal_(head.weight)
     return made

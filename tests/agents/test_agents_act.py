@@ -92,9 +92,9 @@ def test_a_checkpoint_of_other_parameters_is_an_error(stored, damage):
     with safe_open(stored, framework="pt") as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    broken = tensors.pop("policy.value_head.weight")
+    broken = tensors.pop("policy.heads.value_head.weight")
     if damage == "of shape":
-        tensors["policy.value_head.weight"] = broken.t().contiguous()
+        tensors["policy.heads.value_head.weight"] = broken.t().contiguous()
     save_file(tensors, stored, metadata=metadata)
     with pytest.raises(AgentError, match=f"value_head.weight is {damage}"):
         Agent.load(stored)

@@ -119,10 +119,10 @@ def test_dreams_at_once_are_episodes_as_they_are_one_by_one(dream, model):
 def test_actions_drawn_at_once_are_the_distributions(sizes):
     torch.manual_seed(1)
     controller = Controller(sizes, 4, 8)
-    torch.nn.init.normal_(controller.rule_head.weight)
-    torch.nn.init.normal_(controller.location_head.weight)
+    torch.nn.init.normal_(controller.heads.rule_head.weight)
+    torch.nn.init.normal_(controller.heads.location_head.weight)
     rules, locations = np.array([0, 0, 2, 5], np.int16), np.array([0, 3, 1, 0], np.int16)
-    known = np.random.default_rng(1).normal(size=(4, 4)).astype(np.float32)
+    known = np.random.default_rng(1).normal(size=(4, sizes.num_known)).astype(np.float32)
     seen = [LatentObservation(np.full(4, row, np.float32), rules, locations, known) for row in (0.5, -1.0)]
     batch = controller.collate(seen)
     with torch.inference_mode():
@@ -224,13 +224,13 @@ def test_several_episodes_at_once_are_seen_as_each_alone(env, model):
         rows = [number for number in range(3) if step < len(real[number])]
         rng.shuffle(rows)
         kept = [real[number].observations[step] for number in rows]
-        for number, seen in zip(rows, together.see(kept, rows), strict=True):
+        for number, seen in zip(rows, together.see(kept, [each.site_known for each in kept], rows), strict=True):
             told[number].append(seen.vector)
         together.acted([real[number].sites[step] for number in rows])
     for number, episode in enumerate(real):
         alone.begin()
         for step, kept in enumerate(episode.observations):
-            np.testing.assert_allclose(alone.see([kept])[0].vector, told[number][step], atol=1e-5)
+            np.testing.assert_allclose(alone.see([kept], [kept.site_known])[0].vector, told[number][step], atol=1e-5)
             alone.acted([episode.sites[step]])
 
 
@@ -262,3 +262,27 @@ def test_of_some_steps_nothing_is_known(env, model):
     forgotten = (known == 0).all(dim=1)
     assert 0 < int(forgotten.sum()) < len(trace)
     assert torch.equal(known[~forgotten], trace.steps.known[~forgotten])
+
+
+def test_the_controller_knows_what_its_episode_has_saved_and_m_only_what_was_known_before(env, model):
+    places, told = known_of(random_episodes(env, 4)), []
+
+    class Controlling(Controller):
+        def choose(self, observation, rng):
+            told.append(observation.site_known)
+            return super().choose(observation, rng)
+
+    controller = Controlling(model.sizes, 8 + 16, 8)
+    policy = SeeingPolicy(controller, Eyes(model.sizes, model.vision, model.memory), places, 1.0)
+    episode = next(e for n in range(20) if len(e := collect_episode(env, policy, episode_rng(0, n))) > 3)
+    now, saved = places.copy(), squeezed(torch.from_numpy(savings(episode))).numpy()
+    steps = zip(episode.observations, told[-len(episode) :], episode.sites, saved, strict=True)
+    for kept, known, site, saving in steps:
+        assert np.array_equal(kept.site_known, places.known(kept.site_places))
+        np.testing.assert_allclose(known[:, :-1], now.known(kept.site_places)[:, :-1], atol=1e-6)
+        now.add(kept.site_places[[site]], saving[None])
+    assert not np.array_equal(now.tries, places.tries)
+    # and afterwards, outside of trainings, it is told what is known
+    policy.begin()
+    policy.choose(episode.observations[0], None)
+    assert np.array_equal(told[-1], places.known(episode.observations[0].site_places))

@@ -12,10 +12,9 @@ from rlflow_tvm.agents.act import Agent
 from rlflow_tvm.agents.collect import collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import ObservationSizes, compact
-from rlflow_tvm.agents.places import Places
+from rlflow_tvm.agents.places import SPREAD, Places, expected_saving
 from rlflow_tvm.agents.policy import TwoStepPolicy, UniformPolicy
 from rlflow_tvm.agents.ppo import PPO
-from rlflow_tvm.agents.prior import expected_saving
 from rlflow_tvm.agents.savings import savings, squeezed
 from rlflow_tvm.agents.training import train
 
@@ -42,7 +41,9 @@ def test_means_and_tries_are_those_of_a_plain_dictionary():
         ]
         for row in asked.tolist()
     ]
-    assert places.known(asked) == pytest.approx(np.array(expected), abs=1e-6)
+    assert places.known(asked)[:, :-1] == pytest.approx(np.array(expected), abs=1e-6)
+    means, weights = np.split(np.array(expected), 2, axis=1)
+    assert places.known(asked)[:, -1] == pytest.approx(expected_saving(means, weights), abs=1e-6)
     assert places.known(asked).dtype == np.float32
     assert (places.known(asked)[-1] == 0).all()
 
@@ -50,9 +51,34 @@ def test_means_and_tries_are_those_of_a_plain_dictionary():
 def test_nothing_is_known_at_first_and_stop_is_no_place():
     places = Places()
     assert (places.known(np.array([[1, 2]])) == 0).all()
-    assert places.known(np.zeros((0, 2), np.int64)).shape == (0, 4)
+    assert places.known(np.zeros((0, 2), np.int64)).shape == (0, 5)
     places.add(np.zeros((3, 2), np.int64), np.ones(3))
     assert len(places.keys) == 0
+
+
+def test_what_is_imagined_has_the_deviation_that_is_left_and_is_the_same_all_through_an_episode():
+    rng = np.random.default_rng(3)
+    keys = rng.integers(-(2**63), 2**63 - 1, (4000, 3))
+    places = Places()
+    for rows, times in ((slice(1000, 2000), 1), (slice(2000, 3000), 9)):
+        for _ in range(times):
+            places.add(keys[rows], np.full(1000, 2.0))
+    # of the last quarter the coarsest keys alone were tried
+    places.add(keys[3000:] * np.array([1, 0, 0]), np.full(1000, 2.0))
+    imagined = places.imagined(keys, 5)
+    assert np.array_equal(imagined[:, :-1], places.known(keys)[:, :-1])
+    saves = imagined[:, -1] - places.known(keys)[:, -1]
+    left = SPREAD * np.array([1.0, 0.5**3, 0.1**3, 0.5])
+    assert saves.reshape(4, -1).std(axis=1) == pytest.approx(left, rel=0.1)
+    assert saves.reshape(4, -1).mean(axis=1) == pytest.approx(0.0, abs=4 * SPREAD / 1000**0.5)
+    some = rng.permutation(4000)[:50]
+    assert np.array_equal(places.imagined(keys[some], 5), imagined[some])
+    other = places.imagined(keys, 6)
+    assert abs(np.corrcoef(other[:1000, -1], imagined[:1000, -1])[0, 1]) < 0.15
+
+
+def test_of_stop_nothing_is_imagined():
+    assert (Places().imagined(np.zeros((2, 3), np.int64), 7) == 0).all()
 
 
 def test_a_copy_learns_for_itself_and_tensors_are_everything():
@@ -85,13 +111,11 @@ def test_episodes_tell_what_their_steps_saved(toy):
 
 
 def test_the_finest_key_that_was_tried_counts_most():
-    # means of three keys, then n / (n + 1)
-    known = torch.tensor(
-        [[8.0, 4.0, 2.0, 0.0, 0.0, 0.0], [8.0, 0.0, 0.0, 0.5, 0.0, 0.0], [8.0, 4.0, 2.0, 0.5, 0.5, 0.5]]
-    )
-    assert expected_saving(known).tolist() == [0.0, 4.0, 3.0]
-    known[2, 5] = 0.99
-    assert float(expected_saving(known)[2]) == pytest.approx(2.0, abs=0.03)
+    means = np.array([[8.0, 4.0, 2.0], [8.0, 0.0, 0.0], [8.0, 4.0, 2.0]])
+    weights = np.array([[0.0, 0.0, 0.0], [0.5, 0.0, 0.0], [0.5, 0.5, 0.5]])
+    assert expected_saving(means, weights).tolist() == [0.0, 4.0, 3.0]
+    weights[2, 2] = 0.99
+    assert expected_saving(means, weights)[2] == pytest.approx(2.0, abs=0.03)
 
 
 def test_what_saved_before_is_likelier_and_what_cost_less_likely(toy):
@@ -136,8 +160,8 @@ def test_an_agent_knows_what_it_tried_until_it_begins_afresh(toy, stored):
     assert np.array_equal(agent.fresh().probabilities(observation), before)
     assert np.array_equal(other.probabilities(observation), before)
     # and the other sites of red nodes without neighbours of their own kind know nothing of it at the finest key
-    kept = compact(observation, agent.sizes, agent.fresh().policy.places)
-    assert kept.site_known.shape == (len(kept.site_rules), 2 * agent.sizes.keys_per_location)
+    kept = compact(observation, agent.sizes, agent.fresh().policy.places.known)
+    assert kept.site_known.shape == (len(kept.site_rules), agent.sizes.num_known)
 
 
 @pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 0), (0.5, 5, 35), (1.0, 40, 40)])
@@ -146,9 +170,44 @@ def test_so_many_episodes_look_at_what_is_known(share, least, most, toy):
     sizes = ObservationSizes.from_space(env.observation_space)
     with torch.random.fork_rng(devices=[]):
         policy = TwoStepPolicy(sizes, 16, 1, share)
-    policy.places.learn([collect_episode(env, UniformPolicy(sizes), episode_rng(1, 0))])
+    policy.places.learn([collect_episode(env, UniformPolicy(sizes), episode_rng(1, number)) for number in range(9)])
     episodes = [collect_episode(env, policy, episode_rng(0, number)) for number in range(40)]
-    looked = [any(kept.site_known.any() for kept in episode.observations) for episode in episodes]
+    first = [episode.observations[0] for episode in episodes]
+    looked = [kept.site_known.any() for kept in first]
     assert least <= sum(looked) <= most
+    for kept, told in zip(first, looked, strict=True):
+        known = policy.places.known(kept.site_places)
+        assert known.any()
+        if told:
+            assert np.array_equal(kept.site_known[:, :-1], known[:, :-1])
+            assert not np.array_equal(kept.site_known[:, -1], known[:, -1])
+    # imagined is something else in each
+    assert len({kept.site_known[0, -1] for kept, told in zip(first, looked, strict=True) if told}) == sum(looked)
     again = [collect_episode(env, policy, episode_rng(0, number)) for number in (7, 3)]
     assert [episode.sites for episode in again] == [episodes[7].sites, episodes[3].sites]
+
+
+def test_an_episode_knows_what_its_own_steps_have_saved(toy):
+    env = toy.ToyRewriteEnv(length=6)
+    sizes = ObservationSizes.from_space(env.observation_space)
+    with torch.random.fork_rng(devices=[]):
+        policy = TwoStepPolicy(sizes, 16, 1, informed_share=1.0)
+    episode = next(e for n in range(20) if len(e := collect_episode(env, policy, episode_rng(0, n))) > 4)
+    saved, told = squeezed(torch.from_numpy(savings(episode))).numpy(), dict[int, list[float]]()
+    for kept, site, saving in zip(episode.observations, episode.sites, saved, strict=True):
+        for place, known in zip(kept.site_places, kept.site_known, strict=True):
+            means = [np.mean(told.get(key, [0.0])) for key in place.tolist()]
+            assert known[: len(place)] == pytest.approx(np.array(means), abs=1e-5)
+        for key in kept.site_places[site].tolist():
+            told.setdefault(key, []).append(float(saving))
+    assert len(policy.places.keys) == 0
+
+
+def test_without_a_share_episodes_are_told_what_is_known_and_no_more(toy):
+    env = toy.ToyRewriteEnv(length=6)
+    sizes = ObservationSizes.from_space(env.observation_space)
+    with torch.random.fork_rng(devices=[]):
+        policy = TwoStepPolicy(sizes, 16, 1)
+    policy.places.learn([collect_episode(env, UniformPolicy(sizes), episode_rng(1, number)) for number in range(9)])
+    for kept in collect_episode(env, policy, episode_rng(0, 0)).observations:
+        assert np.array_equal(kept.site_known, policy.places.known(kept.site_places))

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from rlflow_tvm.agents.heads import segment_log_softmax
 from rlflow_tvm.agents.observation import ObservationSizes, collate, compact
-from rlflow_tvm.agents.policy import TwoStepPolicy, segment_log_softmax
+from rlflow_tvm.agents.policy import TwoStepPolicy
 
 
 def test_segment_log_softmax_is_log_softmax_in_each_segment():
@@ -161,4 +162,4 @@ def test_every_parameter_gets_a_gradient(policy, random_observation):
         for name, value in policy.named_parameters()
         if value.grad is None or value.grad.abs().max() < 1e-4 * (1 + value.abs().max())
     }
-    assert silent <= {"location_head.bias", "rule_head.bias"}
+    assert silent <= {"heads.location_head.bias", "heads.rule_head.bias"}

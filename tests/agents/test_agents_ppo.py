@@ -96,6 +96,7 @@ def test_an_update_makes_what_paid_likelier_and_learns_the_values(sizes, random_
     with torch.random.fork_rng(devices=[]):
         learner = PPO(sizes, config, seed=0)
     observation = random_observation(np.random.default_rng(0), sites=6)
+    observation = dataclasses.replace(observation, site_known=0.0 * observation.site_known)  # no prior
 
     def probability():
         with torch.no_grad():
@@ -117,7 +118,7 @@ def test_new_units_of_values_leave_the_values_as_they_are(sizes, random_observat
         policy.normalise_values(mean, deviation)
         assert [policy.value(each) for each in seen] == pytest.approx(before, abs=1e-4)
     heads: list[torch.Tensor] = []
-    policy.value_head.register_forward_hook(lambda _module, _given, told: heads.append(told))
+    policy.heads.value_head.register_forward_hook(lambda _module, _given, told: heads.append(told))
     policy(collate(seen))
     told = heads[0].squeeze(1)
     assert (told * 40.0 - 20.0).tolist() == pytest.approx(before, abs=1e-4)

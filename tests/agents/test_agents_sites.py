@@ -7,6 +7,7 @@ import pytest
 
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.world.sites import Sites
+from rlflow_tvm.agents.world.vision import site_number
 
 
 @pytest.fixture
@@ -67,3 +68,13 @@ def test_the_rewritten_goes_then_what_shares_its_nodes_then_any_and_new_ones_are
                 assert np.array_equal(after.known[now[: len(kept)]], before.known[kept])
                 assert (after.nodes[now[len(kept) :]] == -1).all()
                 assert (after.known[now[len(kept) :]] == 0).all()
+
+
+def test_sites_are_numbered_without_the_holes_of_the_masks(random_observation):
+    kept = random_observation(np.random.default_rng(0), sites=30)
+    numbers = [site_number(kept, site) for site in range(kept.num_sites)]
+    for rule in np.unique(kept.site_rules):
+        assert [number for number, each in zip(numbers, kept.site_rules, strict=True) if each == rule] == list(
+            range((kept.site_rules == rule).sum())
+        )
+    assert (np.array(numbers) != kept.site_locations).any()

@@ -102,7 +102,7 @@ def random_steps(sizes: ObservationSizes, number: int, latent: int) -> Steps:
     rng = np.random.default_rng(number)
     counts = rng.integers(0, 4, (number, sizes.num_rules)).astype(np.float32)
     rules, latents = rng.integers(0, sizes.num_rules, number), rng.normal(size=(number, latent)).astype(np.float32)
-    known = rng.normal(size=(number, 2 * sizes.keys_per_location)).astype(np.float32)
+    known = rng.normal(size=(number, sizes.num_known)).astype(np.float32)
     locations = rng.integers(0, sizes.num_locations, number)
     return Steps(*map(torch.from_numpy, (latents, counts, rules, locations, known)))
 

@@ -31,7 +31,8 @@ class WorldAgent:
     """
 
     def __init__(self, controller: Controller, eyes: Eyes, places: Places, metadata: Mapping[str, Any]) -> None:
-        self.policy = SeeingPolicy(controller, eyes, places.copy())
+        own = Eyes(eyes.sizes, eyes.vision, eyes.memory)  # it remembers episodes of its own
+        self.policy = SeeingPolicy(controller, own, places.copy())
         self.sizes, self.metadata = eyes.sizes, dict(metadata)
         self._trained = controller, eyes, places
 

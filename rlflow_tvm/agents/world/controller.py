@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from rlflow_tvm.agents.backend import dgl
+from rlflow_tvm.agents.heads import PolicyOutput, TwoStepHeads
 from rlflow_tvm.agents.observation import (
     CompactObservation,
     ObservationSizes,
@@ -21,11 +21,11 @@ from rlflow_tvm.agents.observation import (
     compact,
     legal_sites,
 )
-from rlflow_tvm.agents.places import Places
-from rlflow_tvm.agents.policy import STOP_BIAS, PolicyOutput, SitePolicy, two_step_output
+from rlflow_tvm.agents.places import Outlook, Places
+from rlflow_tvm.agents.policy import SitePolicy
 from rlflow_tvm.agents.prior import Prior, features
 from rlflow_tvm.agents.world.memory import Memory, Recurrent, Steps
-from rlflow_tvm.agents.world.vision import Vision, site_counts
+from rlflow_tvm.agents.world.vision import Vision, site_counts, site_number
 
 _TRUST, _MOST_TRUST = (2.0, 0.5), 3.0
 """Less than PPO's (`prior`): dreams cost nothing, and what saves at once needs not be tried first there."""
@@ -38,7 +38,7 @@ class LatentObservation:
     vector: np.ndarray  # float32 (Z+H,): [z, h]
     site_rules: np.ndarray  # int16 (S,), ascending
     site_locations: np.ndarray  # int16 (S,), ascending within a rule
-    site_known: np.ndarray  # float32 (S, 2P), see `places`
+    site_known: np.ndarray  # float32 (S, 2P+1), see `places`
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class LatentBatch(SiteBatch):
     """Several of them (B)."""
 
     vectors: torch.Tensor  # (B, Z+H)
-    site_known: torch.Tensor  # (S, 2P)
+    site_known: torch.Tensor  # (S, 2P+1)
 
 
 class Controller(SitePolicy[LatentObservation, LatentBatch]):
@@ -62,34 +62,14 @@ class Controller(SitePolicy[LatentObservation, LatentBatch]):
         super().__init__(sizes)
         self.trunk = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
         self.rule = nn.Embedding(sizes.num_rules, hidden)
-        self.known = nn.Linear(2 * sizes.keys_per_location, hidden, bias=False)
-        self.site_body = nn.Sequential(nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
-        self.location_head = nn.Linear(hidden, 1)
-        self.rule_body = nn.Sequential(nn.Linear(3 * hidden, hidden), nn.ReLU())
-        self.rule_head = nn.Linear(hidden, 1)
-        self.rule_bias = nn.Parameter(torch.zeros(sizes.num_rules))
-        self.value_body = nn.Sequential(nn.Linear(2 * hidden, hidden), nn.ReLU())
-        self.value_head = nn.Linear(hidden, 1)
-        for head, gain in ((self.location_head, 0.01), (self.rule_head, 0.01), (self.value_head, 1.0)):
-            nn.init.orthogonal_(head.weight, gain)
-            nn.init.zeros_(head.bias)
-        with torch.no_grad():
-            self.rule_bias[sizes.stop_rule] = STOP_BIAS
-        self.prior = Prior(_TRUST, _MOST_TRUST)
+        self.known = nn.Linear(sizes.num_known - 1, hidden, bias=False)
+        self.heads = TwoStepHeads(sizes, hidden, hidden, hidden, Prior(_TRUST, _MOST_TRUST))
 
     def forward(self, batch: LatentBatch) -> PolicyOutput:
         trunk = self.trunk(batch.vectors)
         pairs = trunk.index_select(0, batch.pair_graph) + self.rule(batch.pair_rule)
-        sites = self.site_body(pairs.index_select(0, batch.site_pair) + self.known(features(batch.site_known)))
-        expected = self.prior(batch.site_known)
-        location_logits = self.location_head(sites).squeeze(1) + expected
-        pooled = [dgl.ops.segment_reduce(batch.pair_sizes, sites, reducer) for reducer in ("mean", "max")]
-        promise = dgl.ops.segment_reduce(batch.pair_sizes, expected.unsqueeze(1), "max").squeeze(1)
-        rule_logits = self.rule_head(self.rule_body(torch.cat([pairs, *pooled], dim=1))).squeeze(1)
-        rule_logits = rule_logits + self.rule_bias[batch.pair_rule] + promise
-        best = dgl.ops.segment_reduce(torch.from_numpy(np.diff(batch.site_offsets)), sites, "max")
-        values = self.told_value(self.value_head(self.value_body(torch.cat([trunk, best], dim=1))))
-        return two_step_output(batch, rule_logits, location_logits, values)
+        sites = pairs.index_select(0, batch.site_pair) + self.known(features(batch.site_known))
+        return self.output(batch, sites, pairs, trunk, batch.site_known)
 
     def compact(self, observation: Mapping[str, Any]) -> LatentObservation:
         """Of what `DreamEnv` shows: {"latent", "rule_mask", "location_mask", "location_known"}."""
@@ -114,7 +94,7 @@ def latent_space(sizes: ObservationSizes, width: int) -> spaces.Dict:
             "rule_mask": spaces.MultiBinary(sizes.num_rules),
             "location_mask": spaces.MultiBinary((sizes.num_rules, sizes.num_locations)),
             "location_known": spaces.Box(
-                -most, most, (sizes.num_rules, sizes.num_locations, 2 * sizes.keys_per_location), np.float32
+                -most, most, (sizes.num_rules, sizes.num_locations, sizes.num_known), np.float32
             ),
         }
     )
@@ -133,17 +113,15 @@ class Eyes:
 
     @torch.inference_mode()
     def see(
-        self, kept: Sequence[CompactObservation], episodes: Sequence[int] = (0,), informed: bool = True
+        self, kept: Sequence[CompactObservation], told: Sequence[np.ndarray], episodes: Sequence[int] = (0,)
     ) -> list[LatentObservation]:
-        """What the controller sees of graphs, one of each of the episodes: of places only if it is `informed`."""
+        """What the controller sees of graphs, one of each of the episodes, and is `told` of places (S, 2P+1)."""
         self._episodes, self._seen = torch.tensor(episodes), kept
         self._latents = self.vision(collate(kept))
         vectors = torch.cat([self._latents, self._state.h[self._episodes]], dim=1).numpy()
         return [
-            LatentObservation(
-                vector, each.site_rules, each.site_locations, each.site_known if informed else 0.0 * each.site_known
-            )
-            for vector, each in zip(vectors, kept, strict=True)
+            LatentObservation(vector, each.site_rules, each.site_locations, known)
+            for vector, each, known in zip(vectors, kept, told, strict=True)
         ]
 
     @torch.inference_mode()
@@ -154,7 +132,7 @@ class Eyes:
             self._latents,
             torch.from_numpy(site_counts(self._seen, self.sizes)).float(),
             torch.tensor([int(seen.site_rules[site]) for seen, site in chosen]),
-            torch.tensor([int(seen.site_locations[site]) for seen, site in chosen]),
+            torch.tensor([site_number(seen, site) for seen, site in chosen]),
             torch.from_numpy(np.stack([seen.site_known[site] for seen, site in chosen])),
         )
         rows = self._episodes
@@ -171,7 +149,7 @@ class SeeingPolicy:
         controller: what decides.
         eyes: what it sees with.
         places: what is known of them; it may become more meanwhile.
-        informed_share: of the episodes, those in which the controller is told.
+        informed_share: of a training's episodes, see `policy.TwoStepPolicy`.
     """
 
     def __init__(
@@ -179,27 +157,35 @@ class SeeingPolicy:
         controller: SitePolicy[LatentObservation, Any],
         eyes: Eyes,
         places: Places,
-        informed_share: float = 1.0,
+        informed_share: float | None = None,
     ) -> None:
         self.controller, self.places, self.informed_share = controller, places, informed_share
-        self._eyes, self._informed = eyes, True
+        self._eyes = eyes
+        self._outlook: Outlook | None = None
 
     def begin(self, number: int = 1) -> None:
-        """A new episode, or several to be acted in by `draw` alone."""
+        """A new episode, or several to be acted in by `draw` alone; the controller is told what is known of places."""
         self._eyes.begin(number)
+        self._outlook = None
 
     def begin_episode(self, rng: np.random.Generator) -> None:
         """See `SitePolicy.begin_episode`."""
-        self._informed = bool(rng.random() < self.informed_share)
         self.begin()
+        if self.informed_share is not None:
+            self._outlook = Outlook.of(self.places, self.informed_share, rng)
+
+    def tried(self, observation: CompactObservation, site: int, saved: float) -> None:
+        """See `SitePolicy.tried`."""
+        if self._outlook is not None:
+            self._outlook.tried(observation.site_places[site], saved)
 
     def compact(self, observation: Mapping[str, Any]) -> CompactObservation:
         """See `observation.compact`."""
-        return compact(observation, self._eyes.sizes, self.places)
+        return compact(observation, self._eyes.sizes, self.places.known)
 
     def choose(self, observation: CompactObservation, rng: np.random.Generator | None) -> tuple[int, float, float]:
         """See `SitePolicy.choose`; the action is taken to be done."""
-        chosen = self.controller.choose(self._eyes.see([observation], informed=self._informed)[0], rng)
+        chosen = self.controller.choose(self._see([observation])[0], rng)
         self._eyes.acted([chosen[0]])
         return chosen
 
@@ -207,10 +193,14 @@ class SeeingPolicy:
         self, observations: Sequence[CompactObservation], rng: np.random.Generator, episodes: Sequence[int]
     ) -> np.ndarray:
         """See `SitePolicy.draw`: one for each of some episodes, taken to be done."""
-        chosen = self.controller.draw(self._eyes.see(observations, episodes, self._informed), rng)
+        chosen = self.controller.draw(self._see(observations, episodes), rng)
         self._eyes.acted(chosen)
         return chosen
 
     def value(self, observation: CompactObservation) -> float:
         """See `SitePolicy.value`."""
-        return self.controller.value(self._eyes.see([observation], informed=self._informed)[0])
+        return self.controller.value(self._see([observation])[0])
+
+    def _see(self, kept: Sequence[CompactObservation], episodes: Sequence[int] = (0,)) -> list[LatentObservation]:
+        told = [each.site_known if self._outlook is None else self._outlook.told(each.site_places) for each in kept]
+        return self._eyes.see(kept, told, episodes)

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from rlflow_tvm.agents.heads import PolicyOutput
 from rlflow_tvm.agents.observation import ObservationSizes
 from rlflow_tvm.agents.places import Places
-from rlflow_tvm.agents.policy import PolicyOutput
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.savings import stretched
 from rlflow_tvm.agents.world.config import WorldModelConfig

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.utils import rnn
 
 from rlflow_tvm.agents.observation import ObservationSizes
-from rlflow_tvm.agents.prior import expected_saving, features
+from rlflow_tvm.agents.prior import USUAL_SAVING, saving
 
 _RULE_WIDTH, _LOCATION_WIDTH = 32, 16
 _LOG_DEVIATIONS = (-3.0, 1.0)
@@ -36,7 +36,7 @@ class Steps:
     counts: torch.Tensor  # float32 (N, R+1), stop included
     rules: torch.Tensor  # int64 (N,)
     locations: torch.Tensor  # int64 (N,)
-    known: torch.Tensor  # float32 (N, 2P)
+    known: torch.Tensor  # float32 (N, 2P+1)
 
     def __getitem__(self, rows: torch.Tensor) -> Steps:
         return Steps(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
@@ -145,7 +145,7 @@ class Memory(nn.Module):
     def _inputs(self, steps: Steps) -> torch.Tensor:
         # Of what is known the saving alone: how often a place was tried would tell graphs apart, and in a dream that
         # stays as it was where the dream began.
-        expected = features(expected_saving(steps.known)).unsqueeze(1)
+        expected = saving(steps.known).unsqueeze(1) / USUAL_SAVING
         action = [self.rule(steps.rules), self.location(steps.locations), expected]
         return torch.cat([steps.latents, steps.counts.log1p(), *action], dim=1)
 
@@ -158,7 +158,7 @@ class Memory(nn.Module):
             means=steps.latents.unsqueeze(1) + parts[1].view(shape),
             # bounded smoothly: a Gaussian that narrows to nothing would take all the likelihood
             log_deviations=low + (high - low) * torch.sigmoid(parts[2].view(shape)),
-            rewards=self.reward(h).squeeze(1) + self.trust * expected_saving(steps.known) / self.reward_deviation,
+            rewards=self.reward(h).squeeze(1) + self.trust * saving(steps.known) / self.reward_deviation,
             terminal_logits=self.terminal(h).squeeze(1),
             rule_logits=self.rules(h) + self.rule_stays * (2.0 * (steps.counts > 0) - 1.0),
             log_counts=self.counts(h) + steps.counts.log1p(),

@@ -15,7 +15,7 @@ from rlflow_tvm.agents.observation import CompactObservation, ObservationSizes, 
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.savings import savings, squeezed
 from rlflow_tvm.agents.world.memory import Memory, Prediction, Steps
-from rlflow_tvm.agents.world.vision import Actions, GraphFacts, Vision, site_counts
+from rlflow_tvm.agents.world.vision import Actions, GraphFacts, Vision, site_counts, site_number
 
 _AT_ONCE = 64
 
@@ -108,7 +108,7 @@ def actions_of(episodes: Sequence[Episode]) -> Actions:
     times."""
     chosen = [pair for episode in episodes for pair in zip(episode.observations, episode.sites, strict=True)]
     rules = torch.tensor([int(seen.site_rules[site]) for seen, site in chosen])
-    locations = torch.tensor([int(seen.site_locations[site]) for seen, site in chosen])
+    locations = torch.tensor([site_number(seen, site) for seen, site in chosen])
     known = torch.from_numpy(np.stack([seen.site_known[site] for seen, site in chosen]))
     saved = np.concatenate([savings(episode) for episode in episodes])
     return Actions(rules, locations, known, squeezed(torch.from_numpy(saved)))

@@ -1,4 +1,4 @@
-"""The random agent's episodes, one file each."""
+"""A training's real episodes, one file each."""
 
 from __future__ import annotations
 

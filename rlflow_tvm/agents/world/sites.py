@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -20,7 +21,7 @@ class Sites:
     """
 
     counts: np.ndarray  # int64 (N, R+1), of each rule
-    known: np.ndarray  # float32 (S, 2P), what is known of their places
+    known: np.ndarray  # float32 (S, 2P+1), what is known of their places
     nodes: np.ndarray  # int32 (S, K), of the graph that the dream began with, -1 = none
 
     @staticmethod
@@ -30,12 +31,12 @@ class Sites:
         nodes = np.concatenate([each.site_nodes for each in observations])
         return Sites(site_counts(observations, sizes), known, nodes)
 
-    @property
+    @cached_property
     def offsets(self) -> np.ndarray:
         """Where each graph's sites begin, and the last one's end, (N+1,)."""
         return np.concatenate([[0], self.counts.sum(axis=1).cumsum()])
 
-    @property
+    @cached_property
     def graphs(self) -> np.ndarray:
         """Of each site, (S,)."""
         return np.repeat(np.arange(len(self.counts)), self.counts.sum(axis=1))
@@ -43,12 +44,19 @@ class Sites:
     @property
     def rules(self) -> np.ndarray:
         """Of each site, (S,)."""
-        return _ranges_of(self.counts)[0] % self.counts.shape[1]
+        return self._ranges[0] % self.counts.shape[1]
 
     @property
     def locations(self) -> np.ndarray:
         """Of each site, its number among its rule's, (S,)."""
-        return _ranges_of(self.counts)[1]
+        return self._ranges[1]
+
+    @cached_property
+    def _ranges(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each site, the number of its graph and rule, and its number among theirs."""
+        each = self.counts.ravel()
+        groups = np.repeat(np.arange(each.size), each)
+        return groups, np.arange(len(groups)) - (np.cumsum(each) - each)[groups]
 
     def __getitem__(self, graphs: np.ndarray) -> Sites:
         """The sites of some of the graphs, in their order; one may come several times."""
@@ -67,7 +75,7 @@ class Sites:
             counts: int64 (N, R+1).
             drawn: random numbers, (S,), in [0, 1).
         """
-        groups, _ = _ranges_of(self.counts)
+        groups, numbers = self._ranges
         touched = self._touched(chosen)
         # a rule's sites in the order in which they stay; the rewritten one, the last, in no case
         order = drawn + touched
@@ -75,7 +83,7 @@ class Sites:
         ranked = np.lexsort((order, groups))
         wanted = np.minimum(counts.ravel(), self.counts.ravel() - np.bincount(groups[chosen], minlength=counts.size))
         stays = np.zeros(len(groups), bool)
-        stays[ranked] = _ranges_of(self.counts)[1] < wanted[groups]
+        stays[ranked] = numbers < wanted[groups]
         new = np.repeat(np.arange(counts.size), counts.ravel() - wanted)
         merged = np.argsort(np.concatenate([groups[stays], new]), kind="stable")
         known = np.concatenate([self.known[stays], np.zeros((len(new), self.known.shape[1]), np.float32)])
@@ -88,10 +96,3 @@ class Sites:
         rewritten[np.arange(len(chosen))[:, None], self.nodes[chosen]] = True
         rewritten[:, -1] = False  # none
         return rewritten[self.graphs[:, None], self.nodes].any(axis=1)
-
-
-def _ranges_of(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of things that come in groups of so many: their group, and their number in it."""
-    each = counts.ravel()
-    groups = np.repeat(np.arange(each.size), each)
-    return groups, np.arange(len(groups)) - (np.cumsum(each) - each)[groups]

@@ -45,7 +45,7 @@ class Actions:
 
     rules: torch.Tensor  # int64 (B,)
     locations: torch.Tensor  # int64 (B,)
-    known: torch.Tensor  # float32 (B, 2P)
+    known: torch.Tensor  # float32 (B, 2P+1)
     rewards: torch.Tensor  # float32 (B,)
 
     def __getitem__(self, rows: np.ndarray) -> Actions:
@@ -55,6 +55,11 @@ class Actions:
 def site_counts(observations: Sequence[CompactObservation], sizes: ObservationSizes) -> np.ndarray:
     """How many sites each rule has, int64 (B, R+1)."""
     return np.stack([np.bincount(o.site_rules.astype(int), minlength=sizes.num_rules) for o in observations])
+
+
+def site_number(observation: CompactObservation, site: int) -> int:
+    """Of one of its rule's sites, from 0: its location in dreams, where the masks have no holes."""
+    return int(site - np.searchsorted(observation.site_rules, observation.site_rules[site]))
 
 
 class Vision(nn.Module):
