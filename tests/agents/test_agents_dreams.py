@@ -18,6 +18,7 @@ from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.savings import savings, squeezed
 from rlflow_tvm.agents.world.controller import Controller, Eyes, LatentObservation, SeeingPolicy
 from rlflow_tvm.agents.world.dream import Dream, DreamEnv, imagine
+from rlflow_tvm.agents.world.memory import Memory
 from rlflow_tvm.agents.world.model import WorldModel
 from rlflow_tvm.agents.world.training import make_controller
 
@@ -43,6 +44,11 @@ def random_episodes(env, number: int) -> list[Episode]:
     """Of the random agent."""
     policy = UniformPolicy(ObservationSizes.from_space(env.observation_space))
     return [collect_episode(env, policy, episode_rng(1, each)) for each in range(number)]
+
+
+def all_rules_apply(memory: Memory) -> None:
+    """From now on, in all that it foresees."""
+    memory.sites[-1].bias.chunk(2)[0].fill_(50.0)
 
 
 def test_a_dream_keeps_gymnasiums_rules(dream):
@@ -84,7 +90,7 @@ def test_stop_ends_a_dream_and_the_horizon_cuts_it_off(dream):
     assert dreamt.step(np.array([dream.sizes.stop_rule, 0]))[2:4] == (True, False)
     with torch.no_grad():
         dream.memories[0].terminal.bias.fill_(-50.0)  # never of itself
-        dream.memories[0].rules.bias.fill_(50.0)  # and all rules apply
+        all_rules_apply(dream.memories[0])
     dreamt.reset(seed=0)
     assert [dreamt.step(np.array([0, 0]))[2:4] for _ in range(6)] == [(False, False)] * 5 + [(False, True)]
 
@@ -160,7 +166,7 @@ def test_a_dream_ends_where_the_members_disagree(env, model):
     with torch.no_grad():
         for memory in model.members:
             memory.terminal.bias.fill_(-50.0)
-            memory.rules.bias.fill_(50.0)
+            all_rules_apply(memory)
         before = dream.step(state, first, torch.Generator())
         assert not before[2].all()
         model.members[1].reward[-1].bias.fill_(40.0)
@@ -173,7 +179,7 @@ def test_a_dream_pays_what_improves_on_its_best(env, model):
     dream = Dream.along(model, random_episodes(env, 1), [], Places(), SMALL)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        model.memory.rules.bias.fill_(50.0)  # all rules apply
+        all_rules_apply(model.memory)
     state = dream.draw(8, generator)
     for told in (2.0, -3.0, 1.0, 2.5):
         with torch.no_grad():

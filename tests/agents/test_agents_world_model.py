@@ -67,7 +67,7 @@ def random_prediction(rows: int, gaussians: int, latent: int) -> Prediction:
     draw = lambda *shape: torch.randn(shape, generator=generator)  # noqa: E731
     weights = torch.log_softmax(draw(rows, gaussians), dim=1)
     deviations = 0.3 * draw(rows, gaussians, latent)
-    rest = [draw(rows), draw(rows), draw(rows, 2), draw(rows, 2)]
+    rest = [draw(rows), draw(rows), draw(rows, 6), draw(rows, 2)]
     return Prediction(weights, draw(rows, gaussians, latent), deviations, *rest)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -21,7 +22,7 @@ from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.controller import Controller, LatentObservation, latent_space
 from rlflow_tvm.agents.world.memory import Memory, Recurrent, Steps, disagreement
 from rlflow_tvm.agents.world.model import Trace, WorldModel, joined
-from rlflow_tvm.agents.world.sites import Sites
+from rlflow_tvm.agents.world.sites import Newcomers, Sites
 
 _BEGINNINGS = 0.25
 """Of the dreams, those that begin where a real episode did; the others begin anywhere along one."""
@@ -73,6 +74,7 @@ class Dream:
         memories: Ms, which are not trained here; the dream follows the first.
         starts: the real graphs, with what Ms remember before them.
         beginnings: numbers of those that real episodes began with, int64 (B,).
+        newcomers: the sites that come with rewrites.
         limit: of what is usual in `memory.disagreement`.
         temperature: tau.
         horizon: steps until truncation: errors add up.
@@ -85,6 +87,7 @@ class Dream:
         memories: Sequence[Memory],
         starts: DreamState,
         beginnings: torch.Tensor,
+        newcomers: Newcomers,
         limit: float = math.inf,
         temperature: float = 1.0,
         horizon: int = 20,
@@ -92,7 +95,7 @@ class Dream:
     ) -> None:
         self.sizes, self.memories, self.limit = sizes, list(memories), limit
         self.temperature, self.horizon, self.informed_share = temperature, horizon, informed_share
-        self._starts, self._beginnings = starts, beginnings
+        self._starts, self._beginnings, self._newcomers = starts, beginnings, newcomers
 
     @staticmethod
     def along(
@@ -119,6 +122,7 @@ class Dream:
             model.members,
             starts,
             beginnings,
+            Newcomers.of(learnt, model.sizes, places),
             usual_limit(model, [model.trace(episode) for episode in held]),
             config.temperature if temperature is None else temperature,
             config.dream_horizon,
@@ -153,8 +157,10 @@ class Dream:
         after = [memory.step(steps, each) for memory, each in zip(self.memories, state.memories, strict=True)]
         foreseen, memories = [each for each, _ in after], tuple(each for _, each in after)
         stop = self.sizes.stop_rule
-        legal = foreseen[0].rule_logits > 0
-        counts = foreseen[0].log_counts.expm1().round().clamp(1, self.sizes.num_locations) * legal
+        latents = foreseen[0].sample(self.temperature, generator)
+        forecast = self.memories[0].site_forecast(foreseen[0], latents)
+        legal = forecast.rule_logits > 0
+        counts = forecast.log_counts.expm1().round().clamp(1, self.sizes.num_locations) * legal
         counts[:, stop] = 1
         told = torch.stack([each.rewards for each in foreseen]).amin(dim=0) * self.memories[0].reward_deviation
         savings = torch.where(rules == stop, torch.zeros(()), stretched(told))
@@ -166,10 +172,13 @@ class Dream:
         ends = torch.sigmoid(foreseen[0].terminal_logits)
         terminated = ends > (torch.rand(len(ends), generator=generator) if self.temperature else 0.5)
         terminated |= (rules == stop) | ~legal[:, :stop].any(dim=1) | unknown
-        latents = foreseen[0].sample(self.temperature, generator)
-        drawn = torch.rand(len(state.sites.known), generator=generator, dtype=torch.float64)
-        sites = state.sites.after(chosen, counts.long().numpy(), drawn.numpy())
+        uniform = partial(_uniform, generator)
+        sites = state.sites.after(chosen, counts.long().numpy(), self._newcomers, uniform)
         return DreamState(latents, sites, state.informed, saved, best, memories), rewards, terminated
+
+
+def _uniform(generator: torch.Generator, number: int) -> np.ndarray:
+    return torch.rand(number, generator=generator, dtype=torch.float64).numpy()
 
 
 @torch.inference_mode()

@@ -51,8 +51,8 @@ class Prediction:
     log_deviations: torch.Tensor  # (N, K, Z)
     rewards: torch.Tensor  # (N,) what is saved, squeezed, in units of its deviation
     terminal_logits: torch.Tensor  # (N,)
-    rule_logits: torch.Tensor  # (N, R+1)
-    log_counts: torch.Tensor  # (N, R+1) log(1 + sites), where the rule applies
+    hidden: torch.Tensor  # (N, H) what the LSTM made of all so far, the action included
+    counts: torch.Tensor  # (N, R+1) of sites, before
 
     def nll(self, latents: torch.Tensor) -> torch.Tensor:
         """-log p(z') in nats, (N,), of latents (N, Z)."""
@@ -60,18 +60,16 @@ class Prediction:
         each = -0.5 * scaled.square() - self.log_deviations - 0.5 * math.log(2 * math.pi)
         return -torch.logsumexp(self.log_weights + each.sum(dim=2), dim=1)
 
-    def sample(self, temperature: float, generator: torch.Generator) -> torch.Tensor:
+    def sample(self, temperature: float, generator: torch.Generator | None = None) -> torch.Tensor:
         """z' (N, Z): the mixture's logits divided by the temperature, variances multiplied by it; at 0 the mean of the
         likeliest Gaussian."""
+        row = torch.arange(len(self.means))
         if temperature == 0.0:
-            chosen, noise = self.log_weights.argmax(dim=1), 0.0
-        else:
-            weights = functional.softmax(self.log_weights / temperature, dim=1)
-            chosen = torch.multinomial(weights, 1, generator=generator).squeeze(1)
-            noise = math.sqrt(temperature)
-        row = torch.arange(len(chosen))
-        draws = torch.randn(self.means[row, chosen].shape, generator=generator)
-        return self.means[row, chosen] + noise * self.log_deviations[row, chosen].exp() * draws
+            return self.means[row, self.log_weights.argmax(dim=1)]
+        weights = functional.softmax(self.log_weights / temperature, dim=1)
+        chosen = torch.multinomial(weights, 1, generator=generator).squeeze(1)
+        means, deviations = self.means[row, chosen], self.log_deviations[row, chosen].exp()
+        return means + math.sqrt(temperature) * deviations * torch.randn(means.shape, generator=generator)
 
 
 def disagreement(foreseen: Sequence[Prediction]) -> torch.Tensor:
@@ -81,11 +79,20 @@ def disagreement(foreseen: Sequence[Prediction]) -> torch.Tensor:
     return rewards.std(dim=0, correction=0) + latents.var(dim=0, correction=0).mean(dim=1).sqrt()
 
 
+class SiteForecast(NamedTuple):
+    """Which rules apply to graphs, and at how many sites, both (N, R+1)."""
+
+    rule_logits: torch.Tensor
+    log_counts: torch.Tensor  # log(1 + sites), where the rule applies
+
+
 class Memory(nn.Module):
     """P(z' | a, z, h), and heads of their own for reward, terminal, rule mask and location counts.
 
     z' and the mask are foreseen as changes of z and of the mask now: a rewrite leaves most of a graph as it is; the
-    reward as a change of what is known to be saved at the action's place.
+    reward as a change of what is known to be saved at the action's place. Mask and counts are those of one z': where
+    it is open what a rewrite leads to, a dream follows one of the ways, and what seldom comes about seldom comes about
+    there; the likeliest mask of all would never hold it.
 
     Args:
         sizes: of the observations.
@@ -106,10 +113,15 @@ class Memory(nn.Module):
         self.reward = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 1))
         self.trust = nn.Parameter(torch.tensor(1.0))
         self.terminal = nn.Linear(width, 1)
-        self.rules = nn.Linear(width, sizes.num_rules)
+        self.sites = nn.Sequential(nn.Linear(width + latent, 128), nn.ReLU(), nn.Linear(128, 2 * sizes.num_rules))
         self.rule_stays = nn.Parameter(torch.tensor(2.0))
-        self.counts = nn.Linear(width, sizes.num_rules)
         self.register_buffer("reward_deviation", torch.ones(()))
+
+    def site_forecast(self, foreseen: Prediction, latents: torch.Tensor) -> SiteForecast:
+        """What applies after steps that led to `latents` (N, Z)."""
+        rules, counts = self.sites(torch.cat([foreseen.hidden, latents], dim=1)).chunk(2, dim=1)
+        stays = self.rule_stays * (2.0 * (foreseen.counts > 0) - 1.0)
+        return SiteForecast(rules + stays, counts + foreseen.counts.log1p())
 
     def begin(self, number: int) -> Recurrent:
         """The state before `number` episodes' first step."""
@@ -160,6 +172,6 @@ class Memory(nn.Module):
             log_deviations=low + (high - low) * torch.sigmoid(parts[2].view(shape)),
             rewards=self.reward(h).squeeze(1) + self.trust * saving(steps.known) / self.reward_deviation,
             terminal_logits=self.terminal(h).squeeze(1),
-            rule_logits=self.rules(h) + self.rule_stays * (2.0 * (steps.counts > 0) - 1.0),
-            log_counts=self.counts(h) + steps.counts.log1p(),
+            hidden=h,
+            counts=steps.counts,
         )

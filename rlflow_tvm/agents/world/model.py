@@ -127,11 +127,12 @@ def memory_losses(memory: Memory, traces: Sequence[Trace]) -> dict[str, torch.Te
     known, latents, counts = following(traces)
     if not len(known):  # episodes of one step each
         return losses
-    legal = (counts > 0).float()
-    wrong = functional.smooth_l1_loss(foreseen.log_counts[known], counts.log1p(), reduction="none")
+    legal, further = (counts > 0).float(), at(foreseen, known)
+    sites = memory.site_forecast(further, latents)
+    wrong = functional.smooth_l1_loss(sites.log_counts, counts.log1p(), reduction="none")
     return losses | {
-        "nll": at(foreseen, known).nll(latents).mean(),
-        "rules": functional.binary_cross_entropy_with_logits(foreseen.rule_logits[known], legal),
+        "nll": further.nll(latents).mean(),
+        "rules": functional.binary_cross_entropy_with_logits(sites.rule_logits, legal),
         "locations": (wrong * legal).sum() / legal.sum(),
     }
 
@@ -159,8 +160,8 @@ def at(foreseen: Prediction, rows: torch.Tensor) -> Prediction:
 
 @torch.inference_mode()
 def score(model: WorldModel, episodes: Sequence[Episode]) -> dict[str, float]:
-    """How well M knows episodes that it has not seen: `nll` of z' in nats, R² of what is saved (squeezed), F1 of the
-    rule mask and of the changes in it, and the share of locations' counts that are foreseen exactly."""
+    """How well M knows episodes that it has not seen: `nll` of z' in nats, R² of what is saved (squeezed), and with the
+    likeliest z' F1 of the rule mask and of the changes in it, and the share of locations' counts foreseen exactly."""
     traces = [model.trace(episode) for episode in episodes]
     steps, lengths = joined([trace.steps for trace in traces]), [len(trace) for trace in traces]
     foreseen = model.memory(steps, lengths)
@@ -168,11 +169,12 @@ def score(model: WorldModel, episodes: Sequence[Episode]) -> dict[str, float]:
     left = (rewards - foreseen.rewards * model.memory.reward_deviation).square().sum()
     spread = (rewards - rewards.mean()).square().sum()
     known, latents, counts = following(traces)
-    legal, told = counts > 0, foreseen.rule_logits[known] > 0
-    before = steps.counts[known] > 0
-    exact = (foreseen.log_counts[known].expm1().round() == counts)[legal]
+    further, before = at(foreseen, known), steps.counts[known] > 0
+    sites = model.memory.site_forecast(further, further.sample(0.0))
+    legal, told = counts > 0, sites.rule_logits > 0
+    exact = (sites.log_counts.expm1().round() == counts)[legal]
     return {
-        "nll": float(at(foreseen, known).nll(latents).mean()),
+        "nll": float(further.nll(latents).mean()),
         "reward_r2": 1.0 - float(left / spread) if float(spread) > 0 else math.nan,
         "rule_mask_f1": _f1(told, legal),
         "rule_change_f1": _f1(told != before, legal != before),
