@@ -60,10 +60,9 @@ class TwoStepHeads(nn.Module):
         hidden: width of the sites' embeddings, and of all that is made of them.
         rule_width: width of what is told of each rule.
         graph_width: width of what is told of each graph.
-        prior: of the actions' logits.
     """
 
-    def __init__(self, sizes: ObservationSizes, hidden: int, rule_width: int, graph_width: int, prior: Prior) -> None:
+    def __init__(self, sizes: ObservationSizes, hidden: int, rule_width: int, graph_width: int) -> None:
         super().__init__()
         self.site_body = nn.Sequential(nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
         self.location_head = nn.Linear(hidden, 1)
@@ -80,7 +79,7 @@ class TwoStepHeads(nn.Module):
         self.rule_bias = nn.Parameter(torch.zeros(sizes.num_rules))
         with torch.no_grad():
             self.rule_bias[sizes.stop_rule] = STOP_BIAS
-        self.prior = prior
+        self.prior = Prior()
 
     def forward(
         self, batch: SiteBatch, sites: torch.Tensor, rules: torch.Tensor, graphs: torch.Tensor, known: torch.Tensor

@@ -28,7 +28,7 @@ from rlflow_tvm.agents.observation import (
     compact,
 )
 from rlflow_tvm.agents.places import Outlook, Places
-from rlflow_tvm.agents.prior import Prior, features
+from rlflow_tvm.agents.prior import features
 
 ObservationT = TypeVar("ObservationT", bound=HasSites)
 BatchT = TypeVar("BatchT", bound=SiteBatch)
@@ -163,7 +163,7 @@ class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
         self.site_rule = nn.Linear(hidden, hidden, bias=False)
         self.site_graph = nn.Linear(hidden, hidden, bias=False)
         self.site_known = nn.Linear(sizes.num_known - 1, hidden, bias=False)
-        self.heads = TwoStepHeads(sizes, hidden, 2 * hidden + 1, hidden, Prior())
+        self.heads = TwoStepHeads(sizes, hidden, 2 * hidden + 1, hidden)
         self.places = Places()
 
     def forward(self, batch: GraphBatch) -> PolicyOutput:

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from training_checks import most_of
 
 from rlflow_tvm.agents.act import Agent
 from rlflow_tvm.agents.config import PPOConfig
@@ -206,6 +207,7 @@ def play(env, seed, choose):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_ppo_solves_what_greedy_and_random_do_not(toy, tmp_path):
     env = toy.ToyRewriteEnv(length=6)
     env.reset(seed=0)
@@ -215,12 +217,14 @@ def test_ppo_solves_what_greedy_and_random_do_not(toy, tmp_path):
     random = [play(env, seed, lambda seen: rng.choice(np.argwhere(seen["location_mask"]))) for seed in range(200)]
     assert np.mean(random) < 0.3 * best
 
-    config = PPOConfig(hidden=32, rounds=2, learning_rate=1e-3, ent_coef=0.03)
-    result = train(env, config, total_steps=5000, seed=0, out_dir=tmp_path / "out")
-    agent = Agent.load(result.checkpoint, env.observation_space)
-    assert play(env, 0, agent.act) == best
-    sampled = [play(env, seed, lambda seen: agent.act(seen, False, rng)) for seed in range(20)]
-    assert np.mean(sampled) > 0.7 * best
+    def solved(seed: int) -> bool:
+        config = PPOConfig(hidden=32, rounds=2, learning_rate=1e-3, ent_coef=0.03)
+        result = train(env, config, total_steps=5000, seed=seed, out_dir=tmp_path / str(seed))
+        agent = Agent.load(result.checkpoint, env.observation_space)
+        sampled = [play(env, each, lambda seen: agent.act(seen, False, rng)) for each in range(20)]
+        return play(env, 0, agent.act) == best and float(np.mean(sampled)) > 0.7 * best
+
+    assert most_of(5, solved)
 
 
 def test_sizes_alone_make_a_learner_and_equal_seeds_make_equal_ones(toy):

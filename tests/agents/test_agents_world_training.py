@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from training_checks import SMALL, assert_same_training, curve, known_of, state
+from training_checks import SMALL, assert_same_training, curve, known_of, most_of, state
 
 from rlflow_tvm.agents import load_agent
 from rlflow_tvm.agents.config import PPOConfig
@@ -155,20 +155,31 @@ def test_episodes_are_kept_with_what_was_known_before_them(env, tmp_path):
         places.learn([episode])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_toy_is_solved_in_dreams(toy, tmp_path):
-    """Greedy reaches 6 of 30: fusing pays only after two moves that cost."""
+    """Greedy reaches 6 of 30: fusing pays only after two moves that cost. Of sixteen plans sampled, as `optimize` asks
+    for them, one is the optimum; of sixteen random ones that is so once in a hundred times, and they have 2 on average.
+    """
     env = toy.ToyRewriteEnv(length=6, horizon=20)
+    env.reset(seed=0)
+    best, greedy = toy.optimum(env.state), toy.greedy(env.state)
     config = WorldModelConfig(
         hidden=32, memory=128, vision_steps=600, memory_steps=800, members=2,
         controller=PPOConfig(minibatch_size=256, learning_rate=2e-3, hidden=32, informed_share=0.5),
     )  # fmt: skip
-    result = train(env, config, 1500, 0, tmp_path)
-    agent = load_agent(result.checkpoint)
-    observation, _ = env.reset(seed=0)
-    agent.begin()
-    total, over = 0.0, False
-    while not over:
-        observation, reward, terminated, truncated, _ = env.step(agent.act(observation))
-        total, over = total + reward, terminated or truncated
-    assert total > 20
+
+    def solved(seed: int) -> bool:
+        agent = load_agent(train(env, config, 1500, seed, tmp_path / str(seed)).checkpoint)
+        rng, returns = np.random.default_rng(seed), []
+        for number in range(16):
+            observation, _ = env.reset(seed=number)
+            agent.begin()
+            total, over = 0.0, False
+            while not over:
+                action = agent.act(observation, deterministic=False, rng=rng)
+                observation, reward, terminated, truncated, _ = env.step(action)
+                total, over = total + reward, terminated or truncated
+            returns.append(total)
+        return max(returns) == best and float(np.mean(returns)) > 1.5 * greedy
+
+    assert most_of(5, solved)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -30,6 +31,19 @@ def known_of(episodes: list[Episode]) -> Places:
     places = Places()
     places.learn(episodes)
     return places
+
+
+def most_of(seeds: int, holds: Callable[[int], bool]) -> bool:
+    """Whether more than half of the seeds from 0 on hold; no more are tried than it takes to tell.
+
+    What a training ends at may hang on the rounding of a sum: one seed says little.
+    """
+    needed, held = seeds // 2 + 1, 0
+    for seed in range(seeds):
+        held += holds(seed)
+        if held == needed or held + seeds - 1 - seed < needed:
+            break
+    return held == needed
 
 
 def curve(folder):

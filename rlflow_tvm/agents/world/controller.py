@@ -23,12 +23,9 @@ from rlflow_tvm.agents.observation import (
 )
 from rlflow_tvm.agents.places import Outlook, Places
 from rlflow_tvm.agents.policy import SitePolicy
-from rlflow_tvm.agents.prior import Prior, features
+from rlflow_tvm.agents.prior import features
 from rlflow_tvm.agents.world.memory import Memory, Recurrent, Steps
 from rlflow_tvm.agents.world.vision import Vision, site_counts, site_number
-
-_TRUST, _MOST_TRUST = (2.0, 0.5), 3.0
-"""Less than PPO's (`prior`): dreams cost nothing, and what saves at once needs not be tried first there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +60,7 @@ class Controller(SitePolicy[LatentObservation, LatentBatch]):
         self.trunk = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
         self.rule = nn.Embedding(sizes.num_rules, hidden)
         self.known = nn.Linear(sizes.num_known - 1, hidden, bias=False)
-        self.heads = TwoStepHeads(sizes, hidden, hidden, hidden, Prior(_TRUST, _MOST_TRUST))
+        self.heads = TwoStepHeads(sizes, hidden, hidden, hidden)
 
     def forward(self, batch: LatentBatch) -> PolicyOutput:
         trunk = self.trunk(batch.vectors)
