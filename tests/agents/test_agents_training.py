@@ -216,7 +216,7 @@ def test_a_truncated_episode_ends_with_the_value_of_its_last_observation(toy):
     with torch.random.fork_rng(devices=[]):
         learner = PPO(sizes, CONFIG, seed=0)
     ends = set()
-    for number in range(30):
+    for number in range(150):
         env = toy.ToyRewriteEnv(length=6, horizon=3)
         episode = collect_episode(env, learner.policy, episode_rng(0, number))
         ends.add(episode.truncated)
