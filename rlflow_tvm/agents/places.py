@@ -62,21 +62,31 @@ class Places:
         """Of keys (S, P) the mean savings and n / (n + 1), (S, P) each."""
         if not len(self.keys):
             return np.zeros(places.shape), np.zeros(places.shape)
-        rows = np.minimum(np.searchsorted(self.keys, places), len(self.keys) - 1)
-        there = self.keys[rows] == places
+        rows, there = self._rows(places)
         tries = np.where(there, self.tries[rows], 0.0)
         return np.where(there, self.means[rows], 0.0), tries / (tries + 1.0)
+
+    def _rows(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where keys would be found, and which of them are there; both of the shape of `keys`."""
+        if not len(self.keys):
+            return np.zeros(keys.shape, np.int64), np.zeros(keys.shape, bool)
+        rows = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return rows, self.keys[rows] == keys
 
     def add(self, places: np.ndarray, saved: np.ndarray) -> None:
         """Take in what actions at places with keys (T, P) saved, squeezed (T,). Keys of 0 are no place: stop."""
         there = places.any(axis=1)
-        places, saved = places[there], saved[there]
-        keys, where = np.unique(np.concatenate([self.keys, places.ravel()]), return_inverse=True)
-        told = np.repeat(np.asarray(saved, np.float64), places.shape[1])
-        weights = np.concatenate([self.tries, np.ones(len(told))])
-        tries = np.bincount(where, weights, len(keys))
-        sums = np.bincount(where, weights * np.concatenate([self.means, told]), len(keys))
-        self.keys, self.tries, self.means = keys, tries, sums / tries
+        keys, which = np.unique(places[there].ravel(), return_inverse=True)
+        new = keys[~self._rows(keys)[1]]
+        at = np.searchsorted(self.keys, new)  # what is known of others is not touched: it is added to after each step
+        tries, means = np.insert(self.tries, at, 0.0), np.insert(self.means, at, 0.0)
+        self.keys = np.insert(self.keys, at, new)
+        rows = np.searchsorted(self.keys, keys)
+        sums = tries[rows] * means[rows]
+        np.add.at(sums, which, np.repeat(np.asarray(saved[there], np.float64), places.shape[1]))
+        tries[rows] += np.bincount(which, minlength=len(keys))
+        means[rows] = sums / tries[rows]
+        self.tries, self.means = tries, means
 
     def tried(self, observations: Sequence[Mapping[str, Any]], actions: np.ndarray, saved: Sequence[float]) -> None:
         """Take in what actions (T, 2) on an environment's observations saved, each in percent of its episode's first

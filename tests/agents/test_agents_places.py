@@ -211,3 +211,21 @@ def test_without_a_share_episodes_are_told_what_is_known_and_no_more(toy):
     policy.places.learn([collect_episode(env, UniformPolicy(sizes), episode_rng(1, number)) for number in range(9)])
     for kept in collect_episode(env, policy, episode_rng(0, 0)).observations:
         assert np.array_equal(kept.site_known, policy.places.known(kept.site_places))
+
+
+def test_what_is_added_a_few_at_a_time_is_what_a_plain_memory_holds():
+    """Some of the keys new, some known, some twice in one call."""
+    rng, places = np.random.default_rng(0), Places()
+    plain: dict[int, list[float]] = {}
+    for _ in range(60):
+        keys, saved = rng.integers(0, 40, (int(rng.integers(0, 5)), 2)), rng.normal(size=5)
+        before = places.copy()
+        held = {name: array.copy() for name, array in vars(before).items()}
+        places.add(keys, saved[: len(keys)])
+        assert all(np.array_equal(array, held[name]) for name, array in vars(before).items())
+        for row, value in zip(keys, saved, strict=False):
+            for key in row if row.any() else []:
+                plain.setdefault(int(key), []).append(float(value))
+    assert places.keys.tolist() == sorted(plain)
+    assert places.tries.tolist() == [len(plain[key]) for key in sorted(plain)]
+    np.testing.assert_allclose(places.means, [np.mean(plain[key]) for key in sorted(plain)], atol=1e-12)
