@@ -25,7 +25,7 @@ _TICK_SECS = 0.2
 _PAUSE_SECS = 0.5  # between two questions for a server
 _HAND_OUT_SECS = 1.0  # for the tracker to find one that is free
 _OPEN_LIMIT_SECS = 60.0
-_END_SECS = 5.0
+_END_SECS = 30.0
 _logger = logging.getLogger(__name__)
 
 

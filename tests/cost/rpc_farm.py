@@ -14,7 +14,7 @@ from pathlib import Path
 from rlflow_tvm.cost import RpcDevices
 from rlflow_tvm.errors import CostError
 
-_START_SECS = 90.0
+_LIMIT_SECS = 90.0
 
 
 def free_port() -> int:
@@ -29,16 +29,13 @@ class Server:
 
     def __init__(self, folder: Path, name: str, module: str, *arguments: object) -> None:
         self.log = folder / f"{name}.log"
-        without_torch = folder / "path"  # TVM imports it where it is there, and a device has none
-        without_torch.mkdir(exist_ok=True)
-        (without_torch / "torch.py").write_text("raise ImportError('not for servers')\n")
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": str(without_torch)},
+                env={**os.environ, "PYTHONPATH": str(folder / "path")},
                 cwd=folder,
                 start_new_session=True,
             )
@@ -59,16 +56,19 @@ class Farm:
 
     def __init__(self, folder: Path, **numbers: int) -> None:
         self.folder = folder
+        without_torch = folder / "path"  # TVM imports it where it is there, and a device has none
+        without_torch.mkdir()
+        (without_torch / "torch.py").write_text("raise ImportError('not for servers')\n")
         self.port = free_port()
         self.servers: dict[str, list[Server]] = {key: [] for key in numbers}
         self._all = [self._start("tracker", "tvm.exec.rpc_tracker", self.port)]
         try:
-            self._wait(lambda: self.devices("").servers() == 0, "tracker")
+            self.wait(lambda: self.devices("").servers() == 0, "tracker")
             for key, number in numbers.items():
                 for _ in range(number):
                     self.add(key)
             for key, number in numbers.items():
-                self._wait(lambda key=key, number=number: self.devices(key).servers() == number, key)
+                self.wait(lambda key=key, number=number: self.devices(key).servers() == number, key)
         except BaseException:
             self.close()
             raise
@@ -88,6 +88,18 @@ class Farm:
         for server in self._all:
             server.kill()
 
+    def wait(self, done, what: str) -> None:
+        """Until `done()`; RuntimeError with the end of all logs where that takes too long."""
+        deadline = time.monotonic() + _LIMIT_SECS
+        while time.monotonic() < deadline:
+            try:
+                if done():
+                    return
+            except CostError:
+                pass
+            time.sleep(0.1)
+        raise RuntimeError(f"waited in vain for {what}: {[server.log.read_text()[-1000:] for server in self._all]}")
+
     def __enter__(self) -> Farm:
         return self
 
@@ -98,14 +110,3 @@ class Farm:
         return Server(
             self.folder, name, module, "--host", "127.0.0.1", "--port", port, "--port-end", port + 1, *arguments
         )
-
-    def _wait(self, done, what: str) -> None:
-        deadline = time.monotonic() + _START_SECS
-        while time.monotonic() < deadline:
-            try:
-                if done():
-                    return
-            except CostError:
-                pass
-            time.sleep(0.1)
-        raise RuntimeError(f"{what} did not start: {[server.log.read_text()[-500:] for server in self._all]}")

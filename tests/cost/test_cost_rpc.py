@@ -51,13 +51,6 @@ def free(devices: RpcDevices) -> int:
         return base.recvjson(tracker)[1]["queue_info"][devices.key]["free"]
 
 
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_all_servers_measure_and_rows_are_of_their_key(farm, target, tmp_path):
     devices, progress = farm.devices("pair"), []
     before = [server.count("load_module") for server in farm.servers["pair"]]
@@ -108,8 +101,8 @@ def test_what_a_kernel_does_to_a_session_no_server_dies_of(farm, target, caplog)
         assert good.ok
         assert timer.measured == 3
     assert caplog.text.count("a server was lost") == 2
-    wait_until(lambda: devices.servers() == 2)  # one that registers anew is not listed for an instant
-    wait_until(lambda: free(devices) == 2)  # the hanging kernel has been ended there, too
+    farm.wait(lambda: devices.servers() == 2, "2 servers")  # one that registers anew is not listed for an instant
+    farm.wait(lambda: free(devices) == 2, "2 free servers")  # the hanging kernel has been ended there, too
 
 
 def test_a_server_is_killed_and_then_the_last(farm, target, tmp_path, monkeypatch, caplog):
@@ -174,7 +167,7 @@ def test_operands_are_prepared_on_the_server(farm, target):
         for array, tensor in zip(arrays, tensors, strict=True):
             np.testing.assert_array_equal(tensor.numpy(), array)
         session.check(1.0)
-        wait_until(lambda: _ended(session))
+        farm.wait(lambda: _ended(session), "the session's end")
 
 
 class _Dropped:
