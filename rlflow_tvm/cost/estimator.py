@@ -57,7 +57,7 @@ class KernelEstimator:
         self.predicted = 0
         """Predictions handed out, of kernels that were not known."""
         self._model: LearnedCost | None = None
-        self._looked_at = -1  # samples in the database when training was last thought of
+        self._looked_at = -1  # kernels that the timer had measured when training was last thought of
 
     def estimate(
         self,
@@ -109,10 +109,10 @@ class KernelEstimator:
         database = self.timer.database
         if database is None:
             return None
-        held = database.sample_count(self.timer.target_key, self.timer.graph_version)
-        if held == self._looked_at:
+        if self.timer.measured == self._looked_at:  # counting takes milliseconds: every step would feel them
             return self._model
-        self._looked_at = held
+        self._looked_at = self.timer.measured
+        held = database.sample_count(self.timer.target_key, self.timer.graph_version)
         path = learned_path(database.path, self.timer.target_key, self.timer.graph_version)
         if self._model is None and path is not None and path.exists():
             try:
