@@ -132,14 +132,19 @@ class BestPlans:
         return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
+def model_name(model: str) -> str:
+    """What a model is called in the names of files: as in the zoo, or as its file without the suffix."""
+    return model.removeprefix("zoo:") if model.startswith("zoo:") else Path(model).stem
+
+
 def plan_paths(out: Path, models: Iterable[str]) -> dict[str, Path]:
     """Model -> the file of its best plan; UsageError if two models would share one."""
-    stems = {model: Path(model.removeprefix("zoo:")).stem for model in models}
-    if len(set(stems.values())) < len(stems):
+    names = {model: model_name(model) for model in models}
+    if len(set(names.values())) < len(names):
         raise UsageError("two models have the same file name: their plans would overwrite each other; rename one")
-    if len(stems) == 1:
-        return dict.fromkeys(stems, out / "best.plan.json")
-    return {model: out / f"best.{stem}.plan.json" for model, stem in stems.items()}
+    if len(names) == 1:
+        return dict.fromkeys(names, out / "best.plan.json")
+    return {model: out / f"best.{name}.plan.json" for model, name in names.items()}
 
 
 def train_on_models(

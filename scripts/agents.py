@@ -32,7 +32,7 @@ from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.passes import Plan
 from rlflow_tvm.search import SEARCHES, Budget, SearchResult, make_search
 from rlflow_tvm.superoptimize import agent_search
-from rlflow_tvm.training import train_on_models
+from rlflow_tvm.training import model_name, train_on_models
 
 AFTER = "-after-"
 METHODS = [*SEARCHES, *AGENTS, *(f"{agent}{AFTER}greedy" for agent in AGENTS)]
@@ -55,7 +55,7 @@ class Run:
 
     def path(self, out: Path) -> Path:
         """Of its result."""
-        return out / Path(self.model.removeprefix("zoo:")).stem / f"{self.method}.{self.steps}.{self.seed}.json"
+        return out / model_name(self.model) / f"{self.method}.{self.steps}.{self.seed}.json"
 
 
 def searched(run: Run, search: Any) -> tuple[RewriteProblem, SearchResult]:

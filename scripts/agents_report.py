@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from rlflow_tvm.training import model_name
+
 Row = dict[str, Any]
 POINTS = 200
 
@@ -114,9 +116,7 @@ def heat_map(found: dict[str, dict[tuple[str, int], list[Row]]], path: Path) -> 
     import matplotlib.pyplot as plt
 
     columns = {
-        f"{Path(model.removeprefix('zoo:')).stem} {method}": [
-            Counter(action.split("@")[0] for action in row["actions"]) for row in rows
-        ]
+        f"{model_name(model)} {method}": [Counter(action.split("@")[0] for action in row["actions"]) for row in rows]
         for model, methods in found.items()
         for (method, _), rows in sorted(methods.items())
     }
@@ -146,7 +146,7 @@ def main() -> int:
     for model, methods in found.items():
         lines += table(model, methods)
         if options.plots:
-            plot(model, methods, options.folder / f"{Path(model.removeprefix('zoo:')).stem}.png")
+            plot(model, methods, options.folder / f"{model_name(model)}.png")
     if options.plots:
         heat_map(found, options.folder / "rules.png")
     (options.folder / "report.md").write_text("\n".join(lines))

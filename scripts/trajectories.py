@@ -21,6 +21,7 @@ from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.kernels import as_target, vector_lanes
 from rlflow_tvm.passes import GraphState, default_rules
 from rlflow_tvm.search import random_action
+from rlflow_tvm.training import model_name
 from rlflow_tvm.verify import Comparison
 
 
@@ -53,7 +54,7 @@ def run_model(name: str, options: argparse.Namespace) -> int:
             failures += 1
             outcome = f"FAILED: {type(error).__name__}: {str(error).strip().splitlines()[-1]}"
             if options.plans is not None:
-                path = options.plans / f"{Path(name.removeprefix('zoo:')).stem}.{options.seed}.{number}.plan.json"
+                path = options.plans / f"{model_name(name)}.{options.seed}.{number}.plan.json"
                 state.plan.save(path)
                 outcome += f" ({path})"
         counts = f"{len(state.actions)} rewrites, {len(refused)} refused, {time.monotonic() - began:.1f} s"

@@ -146,3 +146,8 @@ def test_unusable_folders_are_refused_before_anything_is_priced(case, chain, tmp
 def test_models_of_one_name_are_refused(chain, tmp_path):
     with pytest.raises(UsageError, match="same file name"):
         training.train_on_models({"a/m.onnx": chain, "b/m.onnx": chain}, "ppo", HERE, steps=1, seed=0, out=tmp_path)
+
+
+def test_each_model_has_a_plan_of_its_own_name(tmp_path):
+    plans = training.plan_paths(tmp_path, ["zoo:squeezenet1.1", "models/net.v2.onnx"])
+    assert [path.name for path in plans.values()] == ["best.squeezenet1.1.plan.json", "best.net.v2.plan.json"]
