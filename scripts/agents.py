@@ -8,6 +8,7 @@ training that was interrupted goes on. All share one kernel database, so that eq
 kernels measured and seconds are those that a run needed after the ones before it. Searches that draw nothing are run
 once. A run's curve tells the cheapest graph, all of its kernels measured, after so many environment steps: moves tried
 by a search, steps of an agent's training. Trained agents are then asked for plans (`episodes` of sampled actions).
+`ppo-after-greedy` trains from greedy's plan, `ppo-for-relative` for another reward than the usual one.
 """
 
 from __future__ import annotations
@@ -29,13 +30,19 @@ from rlflow_tvm.agents import AGENTS
 from rlflow_tvm.cli import model_path, parse_target, write_json
 from rlflow_tvm.cost import CostModel, KernelDatabase, PredictionPolicy, default_path
 from rlflow_tvm.envs import RewriteProblem
+from rlflow_tvm.envs.rewards import REWARDS
 from rlflow_tvm.passes import Plan
 from rlflow_tvm.search import SEARCHES, Budget, SearchResult, make_search
 from rlflow_tvm.superoptimize import agent_search
-from rlflow_tvm.training import model_name, train_on_models
+from rlflow_tvm.training import REWARD, model_name, train_on_models
 
-AFTER = "-after-"
-METHODS = [*SEARCHES, *AGENTS, *(f"{agent}{AFTER}greedy" for agent in AGENTS)]
+AFTER, FOR = "-after-", "-for-"
+METHODS = [
+    *SEARCHES,
+    *AGENTS,
+    *(f"{agent}{AFTER}greedy" for agent in AGENTS),
+    *(f"ppo{FOR}{reward}" for reward in REWARDS if reward != REWARD),  # dreams pay improvement alone
+]
 DRAWN = set(METHODS) - {"greedy", "backtracking", "beam", "family", "variable-depth"}
 """Methods that depend on the seed."""
 EPISODES = 16
@@ -85,8 +92,10 @@ def search_run(run: Run) -> dict[str, Any]:
 
 
 def agent_run(run: Run, folder: Path) -> dict[str, Any]:
-    """A training; after a search, which is paid for out of the same steps, where the method says so."""
-    agent, _, search = run.method.partition(AFTER)
+    """A training: after a search, which is paid for out of the same steps, or for another reward than the usual one,
+    where the method says so."""
+    method, _, reward = run.method.partition(FOR)
+    agent, _, search = method.partition(AFTER)
     spent, curve, starts = 0, [], {}
     if search:
         before = searched(run, make_search(search, run.seed, Budget(run.steps // 2)))[1]
@@ -96,7 +105,7 @@ def agent_run(run: Run, folder: Path) -> dict[str, Any]:
     outcome = train_on_models(
         {run.model: model_path(run.model)}, agent, parse_target(run.target), steps=run.steps - spent, seed=run.seed,
         out=folder, resume=(folder / "agent.safetensors").exists(), horizon=run.horizon, predict=run.predict,
-        starts=starts,
+        starts=starts, reward=reward or REWARD,
     )  # fmt: skip
     (trained,) = outcome.models
     curve += [[0, trained.run_secs_before]] if not search else []
@@ -135,7 +144,10 @@ def runs(options: argparse.Namespace) -> Iterator[Run]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["zoo:demo"], help="ONNX files or zoo:NAME")
-    parser.add_argument("--methods", nargs="+", default=["greedy", "random", "ppo"], choices=METHODS)
+    parser.add_argument(
+        "--methods", nargs="+", default=["greedy", "random", "ppo"], choices=METHODS, metavar="METHOD",
+        help=f"of {', '.join(METHODS)}",
+    )  # fmt: skip
     parser.add_argument("--seeds", type=int, default=5, help="how many")
     parser.add_argument("--steps", type=int, default=10_000, help="environment steps of each run")
     parser.add_argument("--horizon", type=int, default=60, help="steps of an agent's episode")
