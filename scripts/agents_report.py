@@ -5,13 +5,18 @@
 Gains are (cost of the start graph) / (cost of the cheapest graph found), both sums of measured kernel times: graph
 gains. An interval is Student's 95 % over the seeds; a method that draws nothing has none. `asked` is what a trained
 agent finds when it only acts; `95 % of ppo's` the steps (median over the seeds) until a method had 0.95 of the gain,
-less one, that PPO has on average in the end. Writes FOLDER/report.md, and with --plots FOLDER/MODEL.png and
-FOLDER/rules.png, which rules the plans are made of.
+less one, that PPO has on average in the end. Of world models also, for each iteration, how well V and M know episodes
+held out, and what the controller's episodes return in dreams and before the real graph (medians over the seeds).
+
+Writes FOLDER/report.md and FOLDER/results.csv (a line for each run); with --plots FOLDER/gains.png, FOLDER/MODEL.png
+(gains over steps), FOLDER/rules.png (which rules the plans are made of) and FOLDER/world.png (scores while V and M
+learn).
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import sys
 from collections import Counter
@@ -22,10 +27,20 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from rlflow_tvm.search import SEARCHES
 from rlflow_tvm.training import model_name
 
 Row = dict[str, Any]
-POINTS = 200
+Found = dict[str, dict[tuple[str, int], list[Row]]]
+POINTS, RULES = 200, 50
+SCORES = {
+    "nll": "-log p(z'), nats",
+    "reward_r2": "R² of savings",
+    "rule_mask_f1": "F1 of the mask",
+    "rule_change_f1": "F1 of its changes",
+    "locations_exact": "counts exact",
+}
+"""Of a world model on episodes held out."""
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -57,9 +72,9 @@ def steps_to(row: Row, wanted: float) -> float:
     return next((step for step, secs in row["curve"] if row["start_secs"] / secs >= wanted), np.inf)
 
 
-def rows_of(folder: Path) -> dict[str, dict[tuple[str, int], list[Row]]]:
+def rows_of(folder: Path) -> Found:
     """Model -> (method, steps) -> its runs."""
-    found: dict[str, dict[tuple[str, int], list[Row]]] = {}
+    found: Found = {}
     for path in sorted(folder.glob("*/*.json")):
         row = json.loads(path.read_text())
         found.setdefault(row["model"], {}).setdefault((row["method"], row["steps"]), []).append(row)
@@ -88,12 +103,99 @@ def table(model: str, methods: dict[tuple[str, int], list[Row]]) -> list[str]:
     return [*lines, ""]
 
 
-def plot(model: str, methods: dict[tuple[str, int], list[Row]], path: Path) -> None:
+def last_of(log: list[Row], name: str) -> dict[int, float]:
+    """Iteration -> the last number of that name in it."""
+    return {row["iteration"]: row[name] for row in log if name in row}
+
+
+def world_table(found: Found) -> list[str]:
+    """How well world models know what they have not learnt from, as Markdown; empty where there is none."""
+    lines = [
+        "## World models, by iteration",
+        "",
+        f"| model | steps allowed | seeds | iteration | real steps | {' | '.join(SCORES.values())} | "
+        "return in dreams | real return |",
+        f"|{'---|' * (len(SCORES) + 7)}",
+    ]
+    names = ["env_steps", *(f"held_out/{name}" for name in SCORES), "dream/return", "real/return"]
+    some = False
+    for model, methods in found.items():
+        for (method, steps), rows in methods.items():
+            if method != "world-model":
+                continue
+            some = True
+            columns = [[last_of(row["log"], name) for row in rows] for name in names]
+            for iteration in sorted(columns[1][0]):
+                there = [[each[iteration] for each in column if iteration in each] for column in columns]
+                told = [f"{np.median(values):.4g}" if values else "" for values in there]
+                lines.append(f"| {model} | {steps} | {len(rows)} | {iteration + 1} | {' | '.join(told)} |")
+    return [*lines, ""] if some else []
+
+
+def write_csv(found: Found, path: Path) -> None:
+    """A line for each run."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        names = ("start_secs", "best_secs", "env_steps", "kernels_measured", "wall_secs")
+        writer.writerow(["model", "method", "steps_allowed", "seed", *names, "gain", "asked_gain", "rewrites"])
+        for model, methods in found.items():
+            for (method, steps), rows in sorted(methods.items()):
+                for row in sorted(rows, key=lambda row: row["seed"]):
+                    asked = f"{gain(row['asked']):.5f}" if "asked" in row else ""
+                    numbers = [f"{row[name]:.9g}" if name in row else "" for name in names]
+                    found_by = [model, method, steps, row["seed"]]
+                    writer.writerow([*found_by, *numbers, f"{gain(row):.5f}", asked, len(row["actions"])])
+
+
+def pyplot() -> Any:
+    """matplotlib's, which draws into files."""
     import matplotlib as mpl
 
     mpl.use("agg")
     import matplotlib.pyplot as plt
 
+    return plt
+
+
+def gain_plot(found: Found, path: Path) -> None:
+    """Gains of all methods in the end, with their intervals; a panel for each model."""
+    plt = pyplot()
+    names = sorted({f"{method} {steps}" for methods in found.values() for method, steps in methods}, reverse=True)
+    figure, panels = plt.subplots(
+        1, len(found), figsize=(1.5 + 2.2 * len(found), 1.2 + 0.28 * len(names)), sharey=True, squeeze=False
+    )
+    for axes, (model, methods) in zip(panels[0], found.items(), strict=True):
+        for (method, steps), rows in methods.items():
+            gains, at = [gain(row) for row in rows], names.index(f"{method} {steps}")
+            mean, half = interval(gains)
+            axes.scatter(gains, [at] * len(gains), s=8, color="0.7")
+            axes.errorbar(mean, at, xerr=half, fmt="o", color="C0" if method in SEARCHES else "C3", capsize=3)
+        axes.set(title=model_name(model), xlabel="graph gain")
+        axes.grid(axis="x", alpha=0.3)
+    panels[0][0].set_yticks(range(len(names)), names)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def world_plot(found: Found, path: Path) -> None:
+    """Scores on episodes held out while V and M learn, a line for each run; iterations follow one another."""
+    plt = pyplot()
+    figure, panels = plt.subplots(1, len(SCORES), figsize=(3.2 * len(SCORES), 3.2))
+    for number, (model, methods) in enumerate(found.items()):
+        for row in [row for (method, _), rows in methods.items() if method == "world-model" for row in rows]:
+            for axes, (name, label) in zip(panels, SCORES.items(), strict=True):
+                values = [each[f"held_out/{name}"] for each in row["log"] if f"held_out/{name}" in each]
+                axes.plot(values, color=f"C{number}", alpha=0.7, label=model_name(model) if row["seed"] == 0 else None)
+                axes.set(title=label, xlabel="50 gradient steps each")
+    panels[0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def plot(model: str, methods: dict[tuple[str, int], list[Row]], path: Path) -> None:
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(7, 4.5))
     for (method, steps), rows in sorted(methods.items()):
         grid = np.geomspace(10, steps, POINTS)
@@ -108,13 +210,10 @@ def plot(model: str, methods: dict[tuple[str, int], list[Row]], path: Path) -> N
     plt.close(figure)
 
 
-def heat_map(found: dict[str, dict[tuple[str, int], list[Row]]], path: Path) -> None:
-    """How often each rule stands in the best plans: means over the seeds, by model and method (RLFlow's figure 10)."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    import matplotlib.pyplot as plt
-
+def heat_map(found: Found, path: Path) -> None:
+    """How often the rules met most stand in the best plans: means over the seeds, by model and method (RLFlow's figure
+    10)."""
+    plt = pyplot()
     columns = {
         f"{model_name(model)} {method}": [Counter(action.split("@")[0] for action in row["actions"]) for row in rows]
         for model, methods in found.items()
@@ -122,6 +221,8 @@ def heat_map(found: dict[str, dict[tuple[str, int], list[Row]]], path: Path) -> 
     }
     rules = sorted({rule for counts in columns.values() for each in counts for rule in each})
     means = np.array([[np.mean([each[rule] for each in counts]) for counts in columns.values()] for rule in rules])
+    most = np.sort(np.argsort(-means.sum(axis=1), kind="stable")[:RULES])
+    rules, means = [rules[row] for row in most], means[most]
     figure, axes = plt.subplots(figsize=(2 + 0.3 * len(columns), 2.5 + 0.16 * len(rules)))
     image = axes.imshow(np.log1p(means), aspect="auto", cmap="viridis")
     axes.set_xticks(range(len(columns)), list(columns), rotation=90, fontsize=6)
@@ -147,8 +248,14 @@ def main() -> int:
         lines += table(model, methods)
         if options.plots:
             plot(model, methods, options.folder / f"{model_name(model)}.png")
+    world = world_table(found)
+    lines += world
     if options.plots:
+        gain_plot(found, options.folder / "gains.png")
         heat_map(found, options.folder / "rules.png")
+        if world:
+            world_plot(found, options.folder / "world.png")
+    write_csv(found, options.folder / "results.csv")
     (options.folder / "report.md").write_text("\n".join(lines))
     print("\n".join(lines))
     return 0
