@@ -31,8 +31,8 @@ class PPOConfig:
         normalise_values: learn values in units of their own mean and deviation (PopArt, van Hasselt et al. 2016).
         remembered_share: of the episodes, those that begin at a remembered graph rather than at the start.
         remembered: graphs of each model that are remembered, the cheapest.
-        informed_share: of the episodes, those in which the policy is told of places what it imagines (in dreams, what
-            is known).
+        informed_share: of the episodes, those in which the policy is told of places what it knows, or in half of them
+            what it imagines (in dreams, what is known).
         hidden: width of the embeddings.
         rounds: message rounds of the encoder.
         threads: torch's threads. One by default: the graphs are small, and the spinning threads of a second pool

@@ -18,6 +18,8 @@ from rlflow_tvm.agents.savings import savings, squeezed
 
 SPREAD = 1.7
 """The standard deviation of what actions save (squeezed), measured: of one of whose place nothing is known."""
+_CURIOUS = 0.5
+"""Of the episodes of a training that look at what is known, those that imagine the rest."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -131,20 +133,23 @@ def expected_saving(means: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 class Outlook:
-    """What a policy is told of places in an episode of a training: nothing, or what is `imagined`, given what was known
-    before and what the episode's own steps have saved since."""
+    """What a policy is told of places in an episode of a training: nothing, or what is `known`, or with a draw what is
+    `imagined`, given what was known before and what the episode's own steps have saved since."""
 
-    def __init__(self, places: Places, informed: bool, draw: int) -> None:
+    def __init__(self, places: Places, informed: bool, draw: int | None) -> None:
         self._places, self._draw = places.copy() if informed else None, draw
 
     @staticmethod
     def of(places: Places, informed_share: float, rng: np.random.Generator) -> Outlook:
-        """An episode's: in such a share of them something is told."""
-        return Outlook(places, bool(rng.random() < informed_share), int(rng.integers(2**63)))
+        """An episode's: in such a share of them something is told, in some of those what is imagined."""
+        informed, draw = bool(rng.random() < informed_share), int(rng.integers(2**63))
+        return Outlook(places, informed, draw if rng.random() < _CURIOUS else None)
 
     def told(self, where: np.ndarray) -> np.ndarray:
         """Of places with keys (S, P), float32 (S, 2P+1)."""
-        return Places().known(where) if self._places is None else self._places.imagined(where, self._draw)
+        if self._places is None:
+            return Places().known(where)
+        return self._places.known(where) if self._draw is None else self._places.imagined(where, self._draw)
 
     def tried(self, place: np.ndarray, saved: float) -> None:
         """Take in what an action at a place with keys (P,) saved, in percent of the episode's first graph."""

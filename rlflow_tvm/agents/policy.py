@@ -146,9 +146,9 @@ class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
         sizes: widths of the observation, from `ObservationSizes.from_space`.
         hidden: width of all embeddings.
         rounds: message rounds of the encoder.
-        informed_share: of a training's episodes, those in which it looks at what it imagines of places, given what
-            it knows. In the others it finds what pays late, and what is known leads away from. None: it is told what
-            is known in all of them.
+        informed_share: of a training's episodes, those in which it looks at what it knows of places, or in half of
+            them at what it imagines, given that. In the others it finds what pays late, and what is known leads away
+            from. None: it is told what is known in all of them.
     """
 
     places: Places

@@ -175,14 +175,16 @@ def test_so_many_episodes_look_at_what_is_known(share, least, most, toy):
     first = [episode.observations[0] for episode in episodes]
     looked = [kept.site_known.any() for kept in first]
     assert least <= sum(looked) <= most
+    imagined = set()
     for kept, told in zip(first, looked, strict=True):
         known = policy.places.known(kept.site_places)
         assert known.any()
         if told:
             assert np.array_equal(kept.site_known[:, :-1], known[:, :-1])
-            assert not np.array_equal(kept.site_known[:, -1], known[:, -1])
-    # imagined is something else in each
-    assert len({kept.site_known[0, -1] for kept, told in zip(first, looked, strict=True) if told}) == sum(looked)
+            if not np.array_equal(kept.site_known[:, -1], known[:, -1]):
+                imagined.add(float(kept.site_known[0, -1]))  # something else in each
+    # in about half of them: what is known is looked at as it is in the others
+    assert 0.25 * sum(looked) <= len(imagined) <= 0.75 * sum(looked)
     again = [collect_episode(env, policy, episode_rng(0, number)) for number in (7, 3)]
     assert [episode.sites for episode in again] == [episodes[7].sites, episodes[3].sites]
 
