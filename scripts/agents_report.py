@@ -51,9 +51,9 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(half)
 
 
-def told(values: Sequence[float]) -> str:
+def told(values: Sequence[float], digits: int = 3) -> str:
     mean, half = interval(values)
-    return f"{mean:.3f} ± {half:.3f}" if len(values) > 1 else f"{mean:.3f}"
+    return f"{mean:.{digits}f} ± {half:.{digits}f}" if len(values) > 1 else f"{mean:.{digits}f}"
 
 
 def gain(row: Row) -> float:
@@ -96,16 +96,17 @@ def table(model: str, methods: dict[tuple[str, int], list[Row]]) -> list[str]:
         near = np.median([steps_to(row, 1 + 0.99 * (gain(row) - 1)) for row in rows])
         there = np.median([steps_to(row, wanted) for row in rows])
         lines.append(
-            f"| {method} | {steps} | {len(rows)} | {told([gain(row) for row in rows])} | {near:.0f} | "
+            f"| {method} | {steps} | {len(rows)} | {told([gain(row) for row in rows], 4)} | {near:.0f} | "
             f"{f'{there:.0f}' if np.isfinite(there) else 'never'} | "
-            f"{np.median([row['wall_secs'] for row in rows]):.0f} | {told(asked) if asked else ''} |"
+            f"{np.median([row['wall_secs'] for row in rows]):.0f} | {told(asked, 4) if asked else ''} |"
         )
     return [*lines, ""]
 
 
 def last_of(log: list[Row], name: str) -> dict[int, float]:
-    """Iteration -> the last number of that name in it."""
-    return {row["iteration"]: row[name] for row in log if name in row}
+    """Iteration -> the last number of that name in it; of environment steps, those that V and M learn from in it."""
+    rows = log if name != "env_steps" else log[::-1]
+    return {row["iteration"]: row[name] for row in rows if name in row}
 
 
 def world_table(found: Found) -> list[str]:
@@ -113,7 +114,7 @@ def world_table(found: Found) -> list[str]:
     lines = [
         "## World models, by iteration",
         "",
-        f"| model | steps allowed | seeds | iteration | real steps | {' | '.join(SCORES.values())} | "
+        f"| model | steps allowed | seeds | iteration | steps learnt from | {' | '.join(SCORES.values())} | "
         "return in dreams | real return |",
         f"|{'---|' * (len(SCORES) + 7)}",
     ]
