@@ -146,7 +146,7 @@ class SeeingPolicy:
         controller: what decides.
         eyes: what it sees with.
         places: what is known of them; it may become more meanwhile.
-        informed_share: of a training's episodes, see `policy.TwoStepPolicy`.
+        informed_share: of a training's episodes, those in which it looks at what it imagines of places.
     """
 
     def __init__(
@@ -169,7 +169,9 @@ class SeeingPolicy:
         """See `SitePolicy.begin_episode`."""
         self.begin()
         if self.informed_share is not None:
-            self._outlook = Outlook.of(self.places, self.informed_share, rng)
+            # each of them imagines, unlike a policy's: real episodes are few, and dreams act on what is known as it is
+            informed, draw = bool(rng.random() < self.informed_share), int(rng.integers(2**63))
+            self._outlook = Outlook(self.places, informed, draw)
 
     def tried(self, observation: CompactObservation, site: int, saved: float) -> None:
         """See `SitePolicy.tried`."""
