@@ -32,7 +32,7 @@ from rlflow_tvm.agents.training import torch_settings
 from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.controller import Eyes, SeeingPolicy
 from rlflow_tvm.agents.world.dream import Dream, imagine
-from rlflow_tvm.agents.world.model import WorldModel
+from rlflow_tvm.agents.world.model import Experience, WorldModel
 from rlflow_tvm.agents.world.rollouts import Rollouts
 from rlflow_tvm.agents.world.training import make_controller, make_model
 from rlflow_tvm.cli import model_path, parse_target, write_json
@@ -57,7 +57,7 @@ def learnt_model(run: Path) -> tuple[WorldModel, WorldModelConfig, Rollouts, dic
 def dream_of(model: WorldModel, config: WorldModelConfig, rollouts: Rollouts, temperature: float) -> Dream:
     """Dreams along the training's episodes, with what they told of places."""
     held, learnt = rollouts.split(config.held_out)
-    return Dream.along(model, learnt, held, places_of(rollouts), config, temperature)
+    return Dream.along(Experience(model, learnt), Experience(model, held), places_of(rollouts), config, temperature)
 
 
 def places_of(rollouts: Rollouts) -> Places:

@@ -19,7 +19,7 @@ from rlflow_tvm.agents.savings import savings, squeezed
 from rlflow_tvm.agents.world.controller import Controller, Eyes, LatentObservation, SeeingPolicy
 from rlflow_tvm.agents.world.dream import Dream, DreamEnv, imagine
 from rlflow_tvm.agents.world.memory import Memory
-from rlflow_tvm.agents.world.model import WorldModel
+from rlflow_tvm.agents.world.model import Experience, WorldModel
 from rlflow_tvm.agents.world.training import make_controller
 
 
@@ -37,7 +37,7 @@ def model(env) -> WorldModel:
 @pytest.fixture
 def dream(env, model) -> Dream:
     episodes = random_episodes(env, 6)
-    return Dream.along(model, episodes[:4], [], known_of(episodes), SMALL)
+    return Dream.along(Experience(model, episodes[:4]), Experience(model, []), known_of(episodes), SMALL)
 
 
 def random_episodes(env, number: int) -> list[Episode]:
@@ -48,7 +48,7 @@ def random_episodes(env, number: int) -> list[Episode]:
 
 def all_rules_apply(memory: Memory) -> None:
     """From now on, in all that it foresees."""
-    memory.sites[-1].bias.chunk(2)[0].fill_(50.0)
+    memory.site_head.changes[-1].bias.chunk(2)[0].fill_(50.0)
 
 
 def test_a_dream_keeps_gymnasiums_rules(dream):
@@ -157,7 +157,8 @@ def test_masked_actions_have_no_probability(sizes, random_observation):
 
 def test_a_dream_ends_where_the_members_disagree(env, model):
     episodes = random_episodes(env, 12)
-    dream = Dream.along(model, episodes[:8], episodes[8:], known_of(episodes), SMALL, temperature=0.0)
+    seen, held = Experience(model, episodes[:8]), Experience(model, episodes[8:])
+    dream = Dream.along(seen, held, known_of(episodes), SMALL, temperature=0.0)
     state = dream.draw(30, torch.Generator().manual_seed(0))
     first = state.sites.offsets[:-1]
     assert (state.sites.rules[first] == 0).sum() > 10
@@ -176,7 +177,7 @@ def test_a_dream_ends_where_the_members_disagree(env, model):
 
 
 def test_a_dream_pays_what_improves_on_its_best(env, model):
-    dream = Dream.along(model, random_episodes(env, 1), [], Places(), SMALL)
+    dream = Dream.along(Experience(model, random_episodes(env, 1)), Experience(model, []), Places(), SMALL)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         all_rules_apply(model.memory)
@@ -196,7 +197,7 @@ def test_a_dream_pays_what_improves_on_its_best(env, model):
 def test_dreams_begin_along_real_episodes_with_what_was_remembered_there(env, model):
     episodes = random_episodes(env, 5)
     traces = [model.trace(episode) for episode in episodes]
-    dream = Dream.along(model, episodes, [], Places(), SMALL)
+    dream = Dream.along(Experience(model, episodes), Experience(model, []), Places(), SMALL)
     row = 0
     for trace in traces:
         state = model.memory.begin(1)
@@ -245,7 +246,7 @@ def test_the_controller_is_told_of_places_in_so_many_dreams_and_episodes(env, mo
     episodes = random_episodes(env, 4)
     places, told = known_of(episodes), []
     config = dataclasses.replace(SMALL, controller=dataclasses.replace(SMALL.controller, informed_share=share))
-    dream = Dream.along(model, episodes, [], places, config)
+    dream = Dream.along(Experience(model, episodes), Experience(model, []), places, config)
     seen = dream.draw(20, torch.Generator().manual_seed(0)).seen
     assert any(each.site_known.any() for each in seen) == bool(share)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 
@@ -17,9 +18,19 @@ from rlflow_tvm.agents.policy import UniformPolicy
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.savings import savings, squeezed, stretched
 from rlflow_tvm.agents.world.config import WorldModelConfig
-from rlflow_tvm.agents.world.learning import MemoryLearner, VisionLearner
+from rlflow_tvm.agents.world.learning import MemoryLearner, SitesLearner, VisionLearner
 from rlflow_tvm.agents.world.memory import Memory, Prediction, Steps
-from rlflow_tvm.agents.world.model import WorldModel, actions_of, facts_of, following, joined, memory_losses, score
+from rlflow_tvm.agents.world.model import (
+    Experience,
+    Followed,
+    Trace,
+    WorldModel,
+    actions_of,
+    facts_of,
+    memory_losses,
+    score,
+    steps_of,
+)
 from rlflow_tvm.agents.world.training import make_model
 from rlflow_tvm.agents.world.vision import site_counts
 from rlflow_tvm.errors import AgentError
@@ -52,8 +63,9 @@ def learnt(toy_sizes, episodes) -> WorldModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = make_model(toy_sizes, CONFIG)
-    for learner in (VisionLearner(model, CONFIG, 0), MemoryLearner(model, CONFIG, 0)):
-        learner.prepare(episodes[:200], episodes[200:])
+    seen, held = Experience(model, episodes[:200]), Experience(model, episodes[200:])
+    for learner in (VisionLearner(model, CONFIG, 0), MemoryLearner(model, CONFIG, 0), SitesLearner(model, CONFIG, 0)):
+        learner.prepare(seen, held)
         while not learner.finished:
             learner.step()
             if learner.done % 100 == 0:
@@ -113,7 +125,7 @@ def test_episodes_of_any_lengths_are_foreseen_as_each_alone_and_as_step_by_step(
     memory = Memory(sizes, latent=5, width=16, gaussians=3)
     lengths = [7, 1, 12, 3]
     parts = [random_steps(sizes, length, 5) for length in lengths]
-    together = memory(joined(parts), lengths)
+    together = memory(*steps_of([Trace(part, part.known[:, 0], part.known[:, 0]) for part in parts]))
     start = 0
     for part, length in zip(parts, lengths, strict=True):
         alone, state = memory(part, [length]), memory.begin(1)
@@ -131,11 +143,13 @@ def test_what_follows_is_the_next_step_of_the_same_episode(toy_sizes, episodes):
     torch.manual_seed(0)
     model = WorldModel(toy_sizes, 8, 8, 1, 16, 2, 1)
     traces = [model.trace(episode) for episode in episodes[:6]]
-    known, latents, counts = following(traces)
-    every = joined([trace.steps for trace in traces])
-    assert len(known) == sum(len(trace) - 1 for trace in traces)
-    assert torch.equal(latents, every.latents[known + 1])
-    assert torch.equal(counts, every.counts[known + 1])
+    followed = Followed.of(model.memory, traces)
+    before = torch.cat([trace.steps.counts[:-1] for trace in traces])
+    after = torch.cat([trace.steps.counts[1:] for trace in traces])
+    assert len(followed) == len(after) == sum(len(trace) - 1 for trace in traces)
+    assert torch.equal(followed.foreseen.counts, before)
+    assert torch.equal(followed.counts, after)
+    assert torch.equal(followed.latents, torch.cat([trace.steps.latents[1:] for trace in traces]))
 
 
 def test_an_episode_of_one_step_teaches_its_reward_alone(toy_sizes, episodes):
@@ -144,6 +158,25 @@ def test_an_episode_of_one_step_teaches_its_reward_alone(toy_sizes, episodes):
     short = [model.trace(episode) for episode in episodes if len(episode) == 1][:2]
     assert short
     assert set(memory_losses(model.memory, short)) == {"reward", "terminal"}
+
+
+def test_the_heads_for_sites_learn_alone(learnt, episodes):
+    """What M foresees beside them stays; with nothing to learn from they stay themselves."""
+    model = copy.deepcopy(learnt)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    one_step = Experience(model, [episode for episode in episodes if len(episode) == 1][:2])
+    learner = SitesLearner(model, CONFIG, 1)
+    learner.prepare(one_step, one_step)
+    assert learner.finished
+    learner = SitesLearner(model, CONFIG, 1)
+    learner.prepare(Experience(model, episodes[:20]), Experience(model, episodes[200:]))
+    wrong = learner.judge()
+    for _ in range(5):
+        learner.step()
+    assert learner.held_out_loss() != wrong
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed
+    assert all(name.startswith("memories.0.site_head.") for name in changed)
 
 
 def test_facts_are_those_of_the_graphs(toy_sizes, episodes):
@@ -190,8 +223,8 @@ def test_vision_tells_graphs_apart(learnt, episodes, toy_sizes):
 
 
 def test_memory_foresees_episodes_that_it_has_not_seen(learnt, episodes):
-    found = score(learnt, episodes[200:])
-    untrained = score(make_model(learnt.sizes, CONFIG), episodes[200:])
+    found = score(Experience(learnt, episodes[200:]))
+    untrained = score(Experience(make_model(learnt.sizes, CONFIG), episodes[200:]))
     assert found["nll"] < untrained["nll"] - 20
     assert found["reward_r2"] > 0.5
     assert found["rule_mask_f1"] > 0.92
@@ -232,8 +265,9 @@ def test_a_part_learns_until_it_knows_what_was_held_out_no_better(toy_sizes, epi
     config = dataclasses.replace(
         CONFIG, latent=8, hidden=8, rounds=1, memory=32, gaussians=2, memory_steps=3000, patience=60, learning_rate=0.01
     )
-    learner = MemoryLearner(make_model(toy_sizes, config), config, 0)
-    learner.prepare(episodes[:8], episodes[200:])
+    model = make_model(toy_sizes, config)
+    learner = MemoryLearner(model, config, 0)
+    learner.prepare(Experience(model, episodes[:8]), Experience(model, episodes[200:]))
     losses = {}
     while not learner.finished:
         learner.step()

@@ -21,7 +21,7 @@ from rlflow_tvm.agents.savings import stretched
 from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.controller import Controller, LatentObservation, latent_space
 from rlflow_tvm.agents.world.memory import Memory, Recurrent, Steps, disagreement
-from rlflow_tvm.agents.world.model import Trace, WorldModel, joined
+from rlflow_tvm.agents.world.model import Experience, steps_of
 from rlflow_tvm.agents.world.sites import Newcomers, Sites
 
 _BEGINNINGS = 0.25
@@ -99,22 +99,21 @@ class Dream:
 
     @staticmethod
     def along(
-        model: WorldModel,
-        learnt: Sequence[Episode],
-        held: Sequence[Episode],
+        learnt: Experience,
+        held: Experience,
         places: Places,
         config: WorldModelConfig,
         temperature: float | None = None,
     ) -> Dream:
         """Dreams that begin along the episodes that were learnt from, with what is known of places now; what is usual
         is seen on those held out. `temperature`: if not that of `config`."""
-        traces = [model.trace(episode) for episode in learnt]
-        steps, lengths = joined([trace.steps for trace in traces]), [len(trace) for trace in traces]
+        model, traces = learnt.model, learnt.traces
+        steps, lengths = steps_of(traces)
         states = tuple(memory.states(steps, lengths) for memory in model.members)
         beginnings = torch.tensor([0, *lengths]).cumsum(0)[:-1]
         before = [torch.cat([torch.zeros(1), stretched(trace.rewards[:-1]).cumsum(0)]) for trace in traces]
         best = torch.cat([each.cummax(0).values for each in before])
-        sites = Sites.of([kept for episode in learnt for kept in episode.observations], model.sizes, places)
+        sites = Sites.of([kept for episode in learnt.episodes for kept in episode.observations], model.sizes, places)
         informed = torch.ones(len(steps.latents), dtype=torch.bool)
         starts = DreamState(steps.latents, sites, informed, torch.cat(before), best, states)
         return Dream(
@@ -122,8 +121,8 @@ class Dream:
             model.members,
             starts,
             beginnings,
-            Newcomers.of(learnt, model.sizes, places),
-            usual_limit(model, [model.trace(episode) for episode in held]),
+            Newcomers.of(learnt.episodes, model.sizes, places),
+            usual_limit(held),
             config.temperature if temperature is None else temperature,
             config.dream_horizon,
             config.controller.informed_share,
@@ -182,13 +181,13 @@ def _uniform(generator: torch.Generator, number: int) -> np.ndarray:
 
 
 @torch.inference_mode()
-def usual_limit(model: WorldModel, held: Sequence[Trace]) -> float:
+def usual_limit(held: Experience) -> float:
     """What Ms' disagreement stays below on nearly all steps of real episodes; infinite where there is one M, or no
     episode to see it on."""
-    if len(model.members) == 1 or not held:
+    if len(held.model.members) == 1 or not held.episodes:
         return math.inf
-    steps, lengths = joined([trace.steps for trace in held]), [len(trace) for trace in held]
-    return float(disagreement([memory(steps, lengths) for memory in model.members]).quantile(_USUAL))
+    steps, lengths = steps_of(held.traces)
+    return float(disagreement([memory(steps, lengths) for memory in held.model.members]).quantile(_USUAL))
 
 
 class DreamEnv(gymnasium.Env[dict[str, Any], np.ndarray]):

@@ -54,6 +54,9 @@ class Prediction:
     hidden: torch.Tensor  # (N, H) what the LSTM made of all so far, the action included
     counts: torch.Tensor  # (N, R+1) of sites, before
 
+    def __getitem__(self, rows: torch.Tensor) -> Prediction:
+        return Prediction(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
     def nll(self, latents: torch.Tensor) -> torch.Tensor:
         """-log p(z') in nats, (N,), of latents (N, Z)."""
         scaled = (latents.unsqueeze(1) - self.means) / self.log_deviations.exp()
@@ -86,6 +89,25 @@ class SiteForecast(NamedTuple):
     log_counts: torch.Tensor  # log(1 + sites), where the rule applies
 
 
+class SiteHead(nn.Module):
+    """M's heads for rule mask and location counts.
+
+    Args:
+        width: of what they see.
+        num_rules: R+1, stop included.
+    """
+
+    def __init__(self, width: int, num_rules: int) -> None:
+        super().__init__()
+        self.changes = nn.Sequential(nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, 2 * num_rules))
+        self.stays = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, seen: torch.Tensor, counts: torch.Tensor) -> SiteForecast:
+        """`seen` (N, width) of a step, and `counts` (N, R+1) of sites before it."""
+        rules, changes = self.changes(seen).chunk(2, dim=1)
+        return SiteForecast(rules + self.stays * (2.0 * (counts > 0) - 1.0), changes + counts.log1p())
+
+
 class Memory(nn.Module):
     """P(z' | a, z, h), and heads of their own for reward, terminal, rule mask and location counts.
 
@@ -113,15 +135,13 @@ class Memory(nn.Module):
         self.reward = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 1))
         self.trust = nn.Parameter(torch.tensor(1.0))
         self.terminal = nn.Linear(width, 1)
-        self.sites = nn.Sequential(nn.Linear(width + latent, 128), nn.ReLU(), nn.Linear(128, 2 * sizes.num_rules))
-        self.rule_stays = nn.Parameter(torch.tensor(2.0))
+        self.site_head = SiteHead(width + latent, sizes.num_rules)
         self.register_buffer("reward_deviation", torch.ones(()))
 
     def site_forecast(self, foreseen: Prediction, latents: torch.Tensor) -> SiteForecast:
         """What applies after steps that led to `latents` (N, Z)."""
-        rules, counts = self.sites(torch.cat([foreseen.hidden, latents], dim=1)).chunk(2, dim=1)
-        stays = self.rule_stays * (2.0 * (foreseen.counts > 0) - 1.0)
-        return SiteForecast(rules + stays, counts + foreseen.counts.log1p())
+        forecast: SiteForecast = self.site_head(torch.cat([foreseen.hidden, latents], dim=1), foreseen.counts)
+        return forecast
 
     def begin(self, number: int) -> Recurrent:
         """The state before `number` episodes' first step."""

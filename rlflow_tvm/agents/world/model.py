@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from rlflow_tvm.agents.world.memory import Memory, Prediction, Steps
 from rlflow_tvm.agents.world.vision import Actions, GraphFacts, Vision, site_counts, site_number
 
 _AT_ONCE = 64
+_DRAWS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +96,19 @@ class WorldModel(nn.Module):
             buffer.copy_(values.std(correction=0) if float(values.std(correction=0)) > 1e-8 else torch.ones(()))
 
 
+@dataclass(frozen=True, eq=False)
+class Experience:
+    """Real episodes, and how a world model sees them whose V learns no more."""
+
+    model: WorldModel
+    episodes: Sequence[Episode]
+
+    @cached_property
+    def traces(self) -> list[Trace]:
+        """Of each episode. Made when first asked for."""
+        return [self.model.trace(episode) for episode in self.episodes]
+
+
 def facts_of(episodes: Sequence[Episode], sizes: ObservationSizes) -> tuple[list[CompactObservation], GraphFacts]:
     """All graphs of the episodes, and what V is to tell of them."""
     observations = [kept for episode in episodes for kept in episode.observations]
@@ -116,69 +131,89 @@ def actions_of(episodes: Sequence[Episode]) -> Actions:
 
 def memory_losses(memory: Memory, traces: Sequence[Trace]) -> dict[str, torch.Tensor]:
     """What M foresees wrongly of whole episodes, by kinds: each a mean over steps, the likelihood's in nats a step."""
-    lengths = [len(trace) for trace in traces]
-    foreseen = memory(joined([trace.steps for trace in traces]), lengths)
+    foreseen = memory(*steps_of(traces))
     rewards = torch.cat([trace.rewards for trace in traces]) / memory.reward_deviation
     terminal = torch.cat([trace.terminal for trace in traces])
     losses = {
         "reward": functional.mse_loss(foreseen.rewards, rewards),
         "terminal": functional.binary_cross_entropy_with_logits(foreseen.terminal_logits, terminal),
     }
-    known, latents, counts = following(traces)
-    if not len(known):  # episodes of one step each
+    followed = Followed.behind(foreseen, traces)
+    if not len(followed):  # episodes of one step each
         return losses
-    legal, further = (counts > 0).float(), at(foreseen, known)
-    sites = memory.site_forecast(further, latents)
-    wrong = functional.smooth_l1_loss(sites.log_counts, counts.log1p(), reduction="none")
-    return losses | {
-        "nll": further.nll(latents).mean(),
-        "rules": functional.binary_cross_entropy_with_logits(sites.rule_logits, legal),
-        "locations": (wrong * legal).sum() / legal.sum(),
-    }
+    return losses | {"nll": followed.foreseen.nll(followed.latents).mean()} | followed.site_losses(memory)
 
 
-def joined(parts: Sequence[Steps]) -> Steps:
-    """One after another."""
-    return Steps(*(torch.cat([getattr(part, name) for part in parts]) for name in Steps.__dataclass_fields__))
+def steps_of(traces: Sequence[Trace]) -> tuple[Steps, list[int]]:
+    """The steps of whole episodes, one after another, and the episodes' lengths."""
+    parts = [trace.steps for trace in traces]
+    steps = Steps(*(torch.cat([getattr(part, name) for part in parts]) for name in Steps.__dataclass_fields__))
+    return steps, [len(trace) for trace in traces]
 
 
-def following(traces: Sequence[Trace]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Numbers, among all steps, of those that are not their episode's last; latents and counts that they led to."""
-    starts = np.cumsum([0, *(len(trace) for trace in traces)])[:-1]
-    known = [start + np.arange(len(trace) - 1) for start, trace in zip(starts, traces, strict=True)]
-    return (
-        torch.from_numpy(np.concatenate(known)),
-        torch.cat([trace.steps.latents[1:] for trace in traces]),
-        torch.cat([trace.steps.counts[1:] for trace in traces]),
-    )
+@dataclass(frozen=True, eq=False)
+class Followed:
+    """Steps whose graph after them is known (N of them): all of an episode but the last."""
 
+    foreseen: Prediction
+    latents: torch.Tensor  # (N, Z), of the graph after
+    counts: torch.Tensor  # (N, R+1) of its sites
 
-def at(foreseen: Prediction, rows: torch.Tensor) -> Prediction:
-    """What is foreseen of some steps."""
-    return Prediction(*(getattr(foreseen, name)[rows] for name in Prediction.__dataclass_fields__))
+    @staticmethod
+    def of(memory: Memory, traces: Sequence[Trace]) -> Followed:
+        """Those of whole episodes."""
+        return Followed.behind(memory(*steps_of(traces)), traces)
+
+    @staticmethod
+    def behind(foreseen: Prediction, traces: Sequence[Trace]) -> Followed:
+        """The same where M has foreseen all their steps."""
+        starts = np.cumsum([0, *(len(trace) for trace in traces)])[:-1]
+        known = [start + np.arange(len(trace) - 1) for start, trace in zip(starts, traces, strict=True)]
+        return Followed(
+            foreseen[torch.from_numpy(np.concatenate(known))],
+            torch.cat([trace.steps.latents[1:] for trace in traces]),
+            torch.cat([trace.steps.counts[1:] for trace in traces]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.latents)
+
+    def __getitem__(self, rows: torch.Tensor) -> Followed:
+        return Followed(self.foreseen[rows], self.latents[rows], self.counts[rows])
+
+    def site_losses(self, memory: Memory) -> dict[str, torch.Tensor]:
+        """What M's heads for mask and counts say wrongly of the graphs after, given their z."""
+        sites, legal = memory.site_forecast(self.foreseen, self.latents), (self.counts > 0).float()
+        wrong = functional.smooth_l1_loss(sites.log_counts, self.counts.log1p(), reduction="none")
+        return {
+            "rules": functional.binary_cross_entropy_with_logits(sites.rule_logits, legal),
+            "locations": (wrong * legal).sum() / legal.sum(),
+        }
 
 
 @torch.inference_mode()
-def score(model: WorldModel, episodes: Sequence[Episode]) -> dict[str, float]:
-    """How well M knows episodes that it has not seen: `nll` of z' in nats, R² of what is saved (squeezed), and with the
-    likeliest z' F1 of the rule mask and of the changes in it, and the share of locations' counts foreseen exactly."""
-    traces = [model.trace(episode) for episode in episodes]
-    steps, lengths = joined([trace.steps for trace in traces]), [len(trace) for trace in traces]
-    foreseen = model.memory(steps, lengths)
-    rewards = torch.cat([trace.rewards for trace in traces])
-    left = (rewards - foreseen.rewards * model.memory.reward_deviation).square().sum()
+def score(held: Experience) -> dict[str, float]:
+    """How well M knows episodes that it has not seen: `nll` of z' in nats, R² of what is saved (squeezed), and by what
+    the z' that it draws say on average, F1 of the rule mask and of the changes in it, and the share of locations'
+    counts foreseen exactly."""
+    memory = held.model.memory
+    foreseen = memory(*steps_of(held.traces))
+    rewards = torch.cat([trace.rewards for trace in held.traces])
+    left = (rewards - foreseen.rewards * memory.reward_deviation).square().sum()
     spread = (rewards - rewards.mean()).square().sum()
-    known, latents, counts = following(traces)
-    further, before = at(foreseen, known), steps.counts[known] > 0
-    sites = model.memory.site_forecast(further, further.sample(0.0))
-    legal, told = counts > 0, sites.rule_logits > 0
-    exact = (sites.log_counts.expm1().round() == counts)[legal]
+    followed = Followed.behind(foreseen, held.traces)
+    generator = torch.Generator().manual_seed(0)
+    draws = [followed.foreseen.sample(1.0, generator) for _ in range(_DRAWS)]
+    sites = [memory.site_forecast(followed.foreseen, latents) for latents in draws]
+    told = torch.stack([each.rule_logits.sigmoid() for each in sites]).mean(dim=0) > 0.5
+    numbers = torch.stack([each.log_counts for each in sites]).mean(dim=0).expm1().round()
+    legal, before = followed.counts > 0, followed.foreseen.counts > 0
     return {
-        "nll": float(further.nll(latents).mean()),
+        "nll": float(followed.foreseen.nll(followed.latents).mean()),
         "reward_r2": 1.0 - float(left / spread) if float(spread) > 0 else math.nan,
         "rule_mask_f1": _f1(told, legal),
         "rule_change_f1": _f1(told != before, legal != before),
-        "locations_exact": float(exact.float().mean()),
+        "locations_exact": float((numbers == followed.counts)[legal].float().mean()),
     }
 
 

@@ -35,8 +35,8 @@ from rlflow_tvm.agents.training import (
 from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.controller import Controller, Eyes, SeeingPolicy
 from rlflow_tvm.agents.world.dream import Dream, imagine
-from rlflow_tvm.agents.world.learning import Learner, MemoryLearner, VisionLearner
-from rlflow_tvm.agents.world.model import WorldModel, score
+from rlflow_tvm.agents.world.learning import Learner, MemoryLearner, SitesLearner, VisionLearner
+from rlflow_tvm.agents.world.model import Experience, WorldModel, score
 from rlflow_tvm.agents.world.real import RealEpisodes
 from rlflow_tvm.errors import AgentError
 
@@ -141,6 +141,8 @@ class _Training:
         for member in range(config.members):
             name = f"memory{member or ''}"
             self.learners[name] = MemoryLearner(model, config, seed, iteration, member)
+        self.learners["sites"] = SitesLearner(model, config, seed, iteration)
+        self._experience: tuple[Experience, Experience] | None = None
 
     def begin(self, resume: bool) -> None:
         """From the checkpoint, or a new one."""
@@ -158,7 +160,7 @@ class _Training:
 
     def learn(self) -> None:
         """V, then each M, on all episodes but those held out."""
-        held, learnt = self.real.rollouts.split(self.config.held_out)
+        held, learnt = self._seen()
         for name, learner in self.learners.items():
             if not learner.finished:
                 learner.prepare(learnt, held)
@@ -170,8 +172,8 @@ class _Training:
                     continue
                 line: dict[str, float | None] = {f"{name}/{kind}": float(loss) for kind, loss in losses.items()}
                 line[f"held_out/{name}"] = learner.judge()
-                if name == "memory":
-                    told = score(self.model, held).items()
+                if name in ("memory", "sites"):
+                    told = score(held).items()
                     line |= {f"held_out/{kind}": value if math.isfinite(value) else None for kind, value in told}
                 self._log(line)
                 self._save_now_and_then()
@@ -200,8 +202,15 @@ class _Training:
         self._save()
 
     def _dream(self) -> Dream:
-        held, learnt = self.real.rollouts.split(self.config.held_out)
-        return Dream.along(self.model, learnt, held, self.real.places, self.config)
+        held, learnt = self._seen()
+        return Dream.along(learnt, held, self.real.places, self.config)
+
+    def _seen(self) -> tuple[Experience, Experience]:
+        """The episodes held out in this iteration, and the others."""
+        if self._experience is None:
+            held, learnt = self.real.rollouts.split(self.config.held_out)
+            self._experience = Experience(self.model, held), Experience(self.model, learnt)
+        return self._experience
 
     def try_out(self) -> None:
         """Real episodes of the controller, an equal share of the steps in each iteration: it becomes the agent if none
