@@ -52,6 +52,21 @@ def two_step_output(
     return PolicyOutput(rule_log_probs, location_log_probs, log_probs, values, surprise)
 
 
+@dataclass(frozen=True, eq=False)
+class SiteKinds:
+    """The sites of a batch told apart no further than a policy does (K kinds, sorted by pair), so that each kind is
+    worked out once."""
+
+    of_site: torch.Tensor  # (S,) each site's kind
+    sizes: torch.Tensor  # (K,) sites of each
+    pair: torch.Tensor  # (K,) each kind's pair
+
+    @staticmethod
+    def of(batch: SiteBatch, first: torch.Tensor, of_site: torch.Tensor) -> SiteKinds:
+        """Those of which `first` (K,) are one site each."""
+        return SiteKinds(of_site, torch.bincount(of_site, minlength=len(first)), batch.site_pair[first])
+
+
 class TwoStepHeads(nn.Module):
     """Rule head, location head and value head, and the prior of what is known of places.
 
@@ -82,23 +97,39 @@ class TwoStepHeads(nn.Module):
         self.prior = Prior()
 
     def forward(
-        self, batch: SiteBatch, sites: torch.Tensor, rules: torch.Tensor, graphs: torch.Tensor, known: torch.Tensor
+        self,
+        batch: SiteBatch,
+        sites: torch.Tensor,
+        rules: torch.Tensor,
+        graphs: torch.Tensor,
+        known: torch.Tensor,
+        kinds: SiteKinds | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Logits of rules (P,) and of locations (S,), and what the value head gives, (B, 1).
 
         Args:
             batch: the legal actions.
-            sites: their embeddings, before the first activation, (S, hidden).
+            sites: their embeddings, before the first activation, (S, hidden); with `kinds` theirs, (K, hidden).
             rules: what is told of each (graph, rule) pair, (P, rule_width).
             graphs: what is told of each graph, (B, graph_width).
-            known: of the places, (S, 2P+1).
+            known: of the places, (S, 2P+1); with `kinds` theirs, (K, 2P+1).
+            kinds: of sites that are alike.
         """
         sites, expected = self.site_body(sites), self.prior(known)
         location_logits = self.location_head(sites).squeeze(1) + expected
-        pooled = [dgl.ops.segment_reduce(batch.pair_sizes, sites, reducer) for reducer in ("mean", "max")]
-        promise = dgl.ops.segment_reduce(batch.pair_sizes, expected.unsqueeze(1), "max").squeeze(1)
-        rule_logits = self.rule_head(self.rule_body(torch.cat([*pooled, rules], dim=1))).squeeze(1)
+        if kinds is None:
+            rows, mean = batch.pair_sizes, dgl.ops.segment_reduce(batch.pair_sizes, sites, "mean")
+            graph_rows = torch.from_numpy(np.diff(batch.site_offsets))
+        else:
+            location_logits = location_logits.index_select(0, kinds.of_site)
+            rows = torch.bincount(kinds.pair, minlength=batch.num_pairs)
+            shares = kinds.sizes / batch.pair_sizes.index_select(0, kinds.pair)
+            mean = dgl.ops.segment_reduce(rows, sites * shares.unsqueeze(1), "sum")
+            graph_rows = torch.bincount(batch.pair_graph.index_select(0, kinds.pair), minlength=batch.num_graphs)
+        most = dgl.ops.segment_reduce(rows, sites, "max")
+        promise = dgl.ops.segment_reduce(rows, expected.unsqueeze(1), "max").squeeze(1)
+        rule_logits = self.rule_head(self.rule_body(torch.cat([mean, most, rules], dim=1))).squeeze(1)
         rule_logits = rule_logits + self.rule_bias[batch.pair_rule] + promise
-        best = dgl.ops.segment_reduce(torch.from_numpy(np.diff(batch.site_offsets)), sites, "max")
+        best = dgl.ops.segment_reduce(graph_rows, sites, "max")
         values = self.value_head(self.value_body(torch.cat([graphs, best], dim=1)))
         return rule_logits, location_logits, values

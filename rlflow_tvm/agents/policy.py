@@ -65,7 +65,7 @@ class SitePolicy(nn.Module, Generic[ObservationT, BatchT], ABC):
         self.register_buffer("value_mean", torch.zeros(()))
         self.register_buffer("value_deviation", torch.ones(()))
 
-    def output(self, batch: SiteBatch, *told: torch.Tensor) -> PolicyOutput:
+    def output(self, batch: SiteBatch, *told: Any) -> PolicyOutput:
         """What the heads make of what they are told; the value head tells values in units of `value_deviation`."""
         rule_logits, location_logits, values = self.heads(batch, *told)
         values = self.value_mean + self.value_deviation * values.squeeze(1)

@@ -14,6 +14,7 @@ from rlflow_tvm.agents.collect import collect_episode, episode_rng
 from rlflow_tvm.agents.observation import ObservationSizes, legal_sites
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.policy import UniformPolicy
+from rlflow_tvm.agents.prior import features
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.savings import savings, squeezed
 from rlflow_tvm.agents.world.controller import Controller, Eyes, LatentObservation, SeeingPolicy
@@ -153,6 +154,35 @@ def test_masked_actions_have_no_probability(sizes, random_observation):
         assert not probabilities[~legal].any()
         assert (probabilities[legal] > 0).all()
         assert probabilities.sum() == pytest.approx(1.0)
+
+
+def test_sites_that_are_alike_are_worked_out_once(sizes, random_observation):
+    """Outputs and gradients are those of every site by itself."""
+    torch.manual_seed(2)
+    controller, rng, observations = Controller(sizes, 4, 8), np.random.default_rng(2), []
+    for head in (controller.heads.rule_head, controller.heads.location_head):
+        torch.nn.init.normal_(head.weight)
+    for number in (1, 40, 25, 40):
+        graph = random_observation(rng, sites=number)
+        known = rng.integers(-1, 2, (len(graph.site_rules), 1)) * np.ones(sizes.num_known, np.float32)
+        vector = rng.normal(size=4).astype(np.float32)
+        observations.append(LatentObservation(vector, graph.site_rules, graph.site_locations, known.astype(np.float32)))
+    batch = controller.collate(observations)
+    assert len(batch.kinds.sizes) < 0.75 * len(batch.site_pair)
+    output = controller(batch)
+    known = torch.from_numpy(np.concatenate([each.site_known for each in observations]))
+    trunk = controller.trunk(batch.vectors)
+    pairs = trunk[batch.pair_graph] + controller.rule(batch.pair_rule)
+    each = controller.output(batch, pairs[batch.site_pair] + controller.known(features(known)), pairs, trunk, known)
+    for name in ("rule_log_probs", "location_log_probs", "log_probs", "values", "entropy"):
+        torch.testing.assert_close(getattr(output, name), getattr(each, name), atol=1e-5, rtol=1e-5)
+    gradients = []
+    for found in (output, each):
+        controller.zero_grad()
+        (found.log_probs.square().sum() + found.values.sum() + found.entropy.sum()).backward(retain_graph=True)
+        gradients.append([parameter.grad.clone() for parameter in controller.parameters()])
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
 def test_a_dream_ends_where_the_members_disagree(env, model):
