@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from temperature import dream_of, learnt_model
+from temperature import experience, learnt_model, places_of
 
 from rlflow_tvm import from_onnx
 from rlflow_tvm.agents.observation import actions_at
@@ -71,7 +71,8 @@ def main() -> int:
     parser.add_argument("--target", default="llvm")
     options = parser.parse_args()
     model, config, rollouts, metadata = learnt_model(options.run)
-    dream, policy = dream_of(model, config, rollouts, config.temperature), UniformPolicy(model.sizes)
+    dream = Dream.along(*experience(model, config, rollouts), places_of(rollouts), config)
+    policy = UniformPolicy(model.sizes)
     times: dict[int, list[float]] = {batch: [] for batch in (0, *options.batches)}  # 0: the real environment
     with (
         KernelDatabase(default_path()) as database,

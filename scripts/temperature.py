@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from agents_report import told
+from agents_report import Row, told
 from rich.console import Console
 from rich.table import Table
 
@@ -54,10 +54,10 @@ def learnt_model(run: Path) -> tuple[WorldModel, WorldModelConfig, Rollouts, dic
     return model.eval(), config, rollouts, description["metadata"]
 
 
-def dream_of(model: WorldModel, config: WorldModelConfig, rollouts: Rollouts, temperature: float) -> Dream:
-    """Dreams along the training's episodes, with what they told of places."""
+def experience(model: WorldModel, config: WorldModelConfig, rollouts: Rollouts) -> tuple[Experience, Experience]:
+    """The training's episodes as its world model sees them: those learnt from, and those held out."""
     held, learnt = rollouts.split(config.held_out)
-    return Dream.along(Experience(model, learnt), Experience(model, held), places_of(rollouts), config, temperature)
+    return Experience(model, learnt), Experience(model, held)
 
 
 def places_of(rollouts: Rollouts) -> Places:
@@ -67,21 +67,18 @@ def places_of(rollouts: Rollouts) -> Places:
     return places
 
 
-def scores(
-    model: WorldModel, config: WorldModelConfig, rollouts: Rollouts, env: GraphRewriteEnv, temperature: float, seed: int
-) -> dict[str, Any]:
-    """A controller's, trained at one temperature."""
-    dream = dream_of(model, config, rollouts, temperature)
-    ppo = PPO(model.sizes, config.controller, seed, lambda: make_controller(model.sizes, config))
-    for update in range(config.iterations * config.controller_updates):
+def scores(dream: Dream, eyes: Eyes, places: Places, config: WorldModelConfig, env: GraphRewriteEnv, seed: int) -> Row:
+    """Those of a controller that learns in dreams as long as one does in an iteration of a training."""
+    ppo = PPO(eyes.sizes, config.controller, seed, lambda: make_controller(eyes.sizes, config))
+    for update in range(config.controller_updates):
         dreamt = imagine(dream, ppo.policy, config.dreams, int(np.random.default_rng([seed, update]).integers(2**31)))
         ppo.update(dreamt)
-    policy = SeeingPolicy(ppo.policy, Eyes(model.sizes, model.vision, model.memory), places_of(rollouts))
+    policy = SeeingPolicy(ppo.policy, eyes, places)
     real = []
     for number in range(EPISODES):
         real.append(collect_episode(env, policy, episode_rng(seed, number)))
     return {
-        "temperature": temperature,
+        "temperature": dream.temperature,
         "seed": seed,
         "dream_returns": [each.total_reward for each in dreamt],
         "real_returns": [each.total_reward for each in real],
@@ -99,6 +96,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the scores")
     options = parser.parse_args()
     model, config, rollouts, metadata = learnt_model(options.run)
+    seen, places = experience(model, config, rollouts), places_of(rollouts)
+    eyes = Eyes(model.sizes, model.vision, model.memory)
     rows = json.loads(options.out.read_text()) if options.out.exists() else []
     there = {(row["temperature"], row["seed"]) for row in rows}
     policy = PredictionPolicy(share=metadata["predict"])
@@ -112,7 +111,8 @@ def main() -> int:
         for seed in range(options.seeds):
             for temperature in options.temperatures:
                 if (temperature, seed) not in there:
-                    rows.append(scores(model, config, rollouts, env, temperature, seed))
+                    dream = Dream.along(*seen, places, config, temperature)
+                    rows.append(scores(dream, eyes, places, config, env, seed))
                     write_json(options.out, rows)
     table = Table(title=f"{options.model}: returns of an episode, mean and 95 % interval over the seeds")
     for column in ("temperature", "dream", "real", "best gain", "seeds"):
