@@ -71,7 +71,7 @@ def main() -> int:
     parser.add_argument("--target", default="llvm")
     options = parser.parse_args()
     model, config, rollouts, metadata = learnt_model(options.run)
-    dream = Dream.along(*experience(model, config, rollouts), places_of(rollouts), config)
+    dream = Dream.along(experience(model, config, rollouts), places_of(rollouts), config)
     policy = UniformPolicy(model.sizes)
     times: dict[int, list[float]] = {batch: [] for batch in (0, *options.batches)}  # 0: the real environment
     with (

@@ -54,10 +54,9 @@ def learnt_model(run: Path) -> tuple[WorldModel, WorldModelConfig, Rollouts, dic
     return model.eval(), config, rollouts, description["metadata"]
 
 
-def experience(model: WorldModel, config: WorldModelConfig, rollouts: Rollouts) -> tuple[Experience, Experience]:
-    """The training's episodes as its world model sees them: those learnt from, and those held out."""
-    held, learnt = rollouts.split(config.held_out)
-    return Experience(model, learnt), Experience(model, held)
+def experience(model: WorldModel, config: WorldModelConfig, rollouts: Rollouts) -> Experience:
+    """The training's episodes that were learnt from, as its world model sees them."""
+    return Experience(model, rollouts.split(config.held_out)[1])
 
 
 def places_of(rollouts: Rollouts) -> Places:
@@ -111,7 +110,7 @@ def main() -> int:
         for seed in range(options.seeds):
             for temperature in options.temperatures:
                 if (temperature, seed) not in there:
-                    dream = Dream.along(*seen, places, config, temperature)
+                    dream = Dream.along(seen, places, config, temperature)
                     rows.append(scores(dream, eyes, places, config, env, seed))
                     write_json(options.out, rows)
     table = Table(title=f"{options.model}: returns of an episode, mean and 95 % interval over the seeds")

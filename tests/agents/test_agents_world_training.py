@@ -13,8 +13,9 @@ from rlflow_tvm.agents import load_agent
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.pool import Workers
+from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.world.config import WorldModelConfig
-from rlflow_tvm.agents.world.real import RealEpisodes
+from rlflow_tvm.agents.world.real import JUDGED, RealEpisodes
 from rlflow_tvm.agents.world.rollouts import Rollouts
 from rlflow_tvm.agents.world.training import _Training, train
 from rlflow_tvm.errors import AgentError
@@ -56,13 +57,20 @@ def test_the_controller_never_touches_the_real_environment_in_its_dreams(env, tm
 
 def test_steps_are_shared_out_and_the_best_controller_is_kept(env, tmp_path):
     steps: list[int] = []
-    result = train(env, SMALL, 200, 0, tmp_path, on_step=steps.append)
+    episodes: list[Episode] = []
+    result = train(env, SMALL, 200, 0, tmp_path, on_step=steps.append, on_episode=episodes.append)
     assert steps == list(range(1, result.env_steps + 1))
     assert 200 <= result.env_steps <= 200 + 8
     lines = curve(tmp_path)
     real = [line["real/return"] for line in lines if "real/return" in line]
     assert len(real) == 3
-    assert state(tmp_path)[1]["counts"]["best_score"] == max(real)
+    counts = state(tmp_path)[1]["counts"]
+    assert counts["best_score"] == max(real)
+    judged = episodes[counts["tried_from"] :][:JUDGED]
+    assert len(judged) == JUDGED
+    assert not any(episode.remembered for episode in judged)
+    assert real[-1] == pytest.approx(np.mean([episode.total_reward for episode in judged]))
+    assert any(episode.remembered for episode in episodes[counts["tried_from"] + JUDGED :])
     for name in ("vision/cost", "memory/nll", "held_out/reward_r2", "held_out/rule_mask_f1", "dream/return"):
         assert any(name in line for line in lines)
 

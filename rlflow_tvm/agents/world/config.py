@@ -26,7 +26,7 @@ class WorldModelConfig:
         memory: width of M's LSTM.
         gaussians: of M's mixture.
         members: Ms, learnt alike but for what is random. Dreams follow the first; a dream pays what the most cautious
-            of them foresees, and ends where they disagree as they hardly do on real episodes.
+            of them foresees.
         learning_rate: of V and of M at first; it falls with the square of what is left (RLFlow's polynomial decay).
         vision_steps: gradient steps of V at most, on `vision_batch` graphs each.
         memory_steps: gradient steps of M at most, on `memory_batch` whole episodes each.

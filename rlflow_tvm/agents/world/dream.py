@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +19,7 @@ from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.savings import stretched
 from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.controller import Controller, LatentObservation, latent_space
-from rlflow_tvm.agents.world.memory import Memory, Recurrent, Steps, disagreement
+from rlflow_tvm.agents.world.memory import Memory, Recurrent, Steps
 from rlflow_tvm.agents.world.model import Experience, steps_of
 from rlflow_tvm.agents.world.sites import Newcomers, Sites
 
@@ -28,8 +27,6 @@ _BEGINNINGS = 0.25
 """Of the dreams, those that begin where a real episode did; the others begin anywhere along one."""
 _SAVING_SHARE = 0.1
 """Of a reward, what the step itself saves; the rest is for what it improves on the best."""
-_USUAL = 0.99
-"""Of real steps, those on which Ms disagree no more than usual."""
 _INVALID_REWARD = -100.0
 """Of an action outside the masks, as before real graphs."""
 
@@ -66,8 +63,9 @@ class Dream:
     """Ms, and the real graphs that dreams begin with.
 
     Where the controller has found out what M errs about, a dream is worth nothing. So it pays what the most cautious M
-    foresees, it ends where Ms disagree more than usual (as in MOReL, Kidambi et al. 2020), it is short and begins all
-    along real episodes (Janner et al. 2019), and its temperature may be raised (Ha and Schmidhuber 2018).
+    foresees, it is short and begins all along real episodes (Janner et al. 2019), and its temperature may be raised (Ha
+    and Schmidhuber 2018). It does not end where Ms disagree (as in MOReL, Kidambi et al. 2020): what pays most is rare
+    in random episodes, and Ms disagree on what is rare.
 
     Args:
         sizes: of the real observations.
@@ -75,7 +73,6 @@ class Dream:
         starts: the real graphs, with what Ms remember before them.
         beginnings: numbers of those that real episodes began with, int64 (B,).
         newcomers: the sites that come with rewrites.
-        limit: of what is usual in `memory.disagreement`.
         temperature: tau.
         horizon: steps until truncation: errors add up.
         informed_share: of the dreams, those in which the controller is told what is known of places.
@@ -88,25 +85,23 @@ class Dream:
         starts: DreamState,
         beginnings: torch.Tensor,
         newcomers: Newcomers,
-        limit: float = math.inf,
         temperature: float = 1.0,
         horizon: int = 20,
         informed_share: float = 1.0,
     ) -> None:
-        self.sizes, self.memories, self.limit = sizes, list(memories), limit
-        self.temperature, self.horizon, self.informed_share = temperature, horizon, informed_share
+        self.sizes, self.memories, self.temperature = sizes, list(memories), temperature
+        self.horizon, self.informed_share = horizon, informed_share
         self._starts, self._beginnings, self._newcomers = starts, beginnings, newcomers
 
     @staticmethod
     def along(
         learnt: Experience,
-        held: Experience,
         places: Places,
         config: WorldModelConfig,
         temperature: float | None = None,
     ) -> Dream:
-        """Dreams that begin along the episodes that were learnt from, with what is known of places now; what is usual
-        is seen on those held out. `temperature`: if not that of `config`."""
+        """Dreams that begin along the episodes that were learnt from, with what is known of places now. `temperature`:
+        if not that of `config`."""
         model, traces = learnt.model, learnt.traces
         steps, lengths = steps_of(traces)
         states = tuple(memory.states(steps, lengths) for memory in model.members)
@@ -122,7 +117,6 @@ class Dream:
             starts,
             beginnings,
             Newcomers.of(learnt.episodes, model.sizes, places),
-            usual_limit(held),
             config.temperature if temperature is None else temperature,
             config.dream_horizon,
             config.controller.informed_share,
@@ -163,14 +157,12 @@ class Dream:
         counts[:, stop] = 1
         told = torch.stack([each.rewards for each in foreseen]).amin(dim=0) * self.memories[0].reward_deviation
         savings = torch.where(rules == stop, torch.zeros(()), stretched(told))
-        unknown = disagreement(foreseen) > self.limit
-        savings = torch.where(unknown, savings.clamp(max=0.0), savings)
         saved = state.saved + savings
         best = torch.maximum(state.best, saved)
         rewards = (1.0 - _SAVING_SHARE) * (best - state.best) + _SAVING_SHARE * savings
         ends = torch.sigmoid(foreseen[0].terminal_logits)
         terminated = ends > (torch.rand(len(ends), generator=generator) if self.temperature else 0.5)
-        terminated |= (rules == stop) | ~legal[:, :stop].any(dim=1) | unknown
+        terminated |= (rules == stop) | ~legal[:, :stop].any(dim=1)
         uniform = partial(_uniform, generator)
         sites = state.sites.after(chosen, counts.long().numpy(), self._newcomers, uniform)
         return DreamState(latents, sites, state.informed, saved, best, memories), rewards, terminated
@@ -178,16 +170,6 @@ class Dream:
 
 def _uniform(generator: torch.Generator, number: int) -> np.ndarray:
     return torch.rand(number, generator=generator, dtype=torch.float64).numpy()
-
-
-@torch.inference_mode()
-def usual_limit(held: Experience) -> float:
-    """What Ms' disagreement stays below on nearly all steps of real episodes; infinite where there is one M, or no
-    episode to see it on."""
-    if len(held.model.members) == 1 or not held.episodes:
-        return math.inf
-    steps, lengths = steps_of(held.traces)
-    return float(disagreement([memory(steps, lengths) for memory in held.model.members]).quantile(_USUAL))
 
 
 class DreamEnv(gymnasium.Env[dict[str, Any], np.ndarray]):

@@ -75,13 +75,6 @@ class Prediction:
         return means + math.sqrt(temperature) * deviations * torch.randn(means.shape, generator=generator)
 
 
-def disagreement(foreseen: Sequence[Prediction]) -> torch.Tensor:
-    """How far several Ms are apart, (N,): the deviation of the rewards and that of z's mean, in their units."""
-    rewards = torch.stack([each.rewards for each in foreseen])
-    latents = torch.stack([(each.log_weights.exp().unsqueeze(2) * each.means).sum(dim=1) for each in foreseen])
-    return rewards.std(dim=0, correction=0) + latents.var(dim=0, correction=0).mean(dim=1).sqrt()
-
-
 class SiteForecast(NamedTuple):
     """Which rules apply to graphs, and at how many sites, both (N, R+1)."""
 

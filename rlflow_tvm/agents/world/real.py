@@ -26,6 +26,8 @@ from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.rollouts import Rollouts
 from rlflow_tvm.errors import AgentError
 
+JUDGED = 3
+"""Of an iteration's episodes, those that a controller is judged by."""
 _PARTS = 4
 
 
@@ -110,12 +112,15 @@ class RealEpisodes:
                 for episode in taken:
                     archive.add(episode)
 
-    def collect_until(self, steps: float, policy: Acting, remembered: int) -> None:
-        """Episodes of a policy until there are so many steps; some begin at the cheapest graphs of the first
-        `remembered` episodes."""
-        start = partial(self._archive(remembered).start, self._seed)
+    def collect_until(self, steps: float, before: int, judged: Acting, policy: Acting) -> None:
+        """Episodes until there are so many steps: after the first `before` ones a few of `judged`, from the start, then
+        others of `policy`, some of which begin at the cheapest graphs of those `before`."""
+        start = partial(self._archive(before).start, self._seed)
         while self.steps < steps:
-            self._collect(policy, start)
+            if len(self.rollouts.episodes) < before + JUDGED:
+                self._collect(judged, lambda _number: None)
+            else:
+                self._collect(policy, start)
 
     def _archive(self, number: int) -> Archive:
         """The cheapest graphs of so many episodes."""

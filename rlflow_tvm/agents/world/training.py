@@ -37,7 +37,7 @@ from rlflow_tvm.agents.world.controller import Controller, Eyes, SeeingPolicy
 from rlflow_tvm.agents.world.dream import Dream, imagine
 from rlflow_tvm.agents.world.learning import Learner, MemoryLearner, SitesLearner, VisionLearner
 from rlflow_tvm.agents.world.model import Experience, WorldModel, score
-from rlflow_tvm.agents.world.real import RealEpisodes
+from rlflow_tvm.agents.world.real import JUDGED, RealEpisodes
 from rlflow_tvm.errors import AgentError
 
 _DREAM = 3
@@ -202,8 +202,7 @@ class _Training:
         self._save()
 
     def _dream(self) -> Dream:
-        held, learnt = self._seen()
-        return Dream.along(learnt, held, self.real.places, self.config)
+        return Dream.along(self._seen()[1], self.real.places, self.config)
 
     def _seen(self) -> tuple[Experience, Experience]:
         """The episodes held out in this iteration, and the others."""
@@ -219,10 +218,11 @@ class _Training:
         part = (counts.iteration + 1) / self.config.iterations
         wanted = self.random_steps + part * (self.total_steps - self.random_steps)
         eyes = Eyes(self.sizes, self.model.vision, self.model.memory)
+        # judged as the agent will act, by what is known as it is; the other episodes find out more
+        judged = SeeingPolicy(self.controller, eyes, self.real.places)
         policy = SeeingPolicy(self.controller, eyes, self.real.places, self.config.controller.informed_share)
-        self.real.collect_until(wanted, policy, counts.tried_from)
-        # from a remembered graph less is to be gained than from the start
-        episodes = [each for each in self.real.rollouts.episodes[counts.tried_from :] if not each.remembered]
+        self.real.collect_until(wanted, counts.tried_from, judged, policy)
+        episodes = self.real.rollouts.episodes[counts.tried_from :][:JUDGED]
         if episodes:
             counts.mean_return = float(np.mean([episode.total_reward for episode in episodes]))
             counts.mean_length = float(np.mean([len(episode) for episode in episodes]))
