@@ -26,8 +26,8 @@ from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.rollouts import Rollouts
 from rlflow_tvm.errors import AgentError
 
-JUDGED = 3
-"""Of an iteration's episodes, those that a controller is judged by."""
+JUDGED = 4
+"""Of a controller's real episodes, one in so many judges it, the first among them."""
 _PARTS = 4
 
 
@@ -113,14 +113,14 @@ class RealEpisodes:
                     archive.add(episode)
 
     def collect_until(self, steps: float, before: int, judged: Acting, policy: Acting) -> None:
-        """Episodes until there are so many steps: after the first `before` ones a few of `judged`, from the start, then
-        others of `policy`, some of which begin at the cheapest graphs of those `before`."""
-        start = partial(self._archive(before).start, self._seed)
+        """Episodes until there are so many steps: of those after the first `before`, one in `JUDGED` of `judged`, from
+        the start; the others of `policy`, some of which begin at the cheapest graphs met until then."""
         while self.steps < steps:
-            if len(self.rollouts.episodes) < before + JUDGED:
+            number = len(self.rollouts.episodes)
+            if (number - before) % JUDGED == 0:
                 self._collect(judged, lambda _number: None)
             else:
-                self._collect(policy, start)
+                self._collect(policy, partial(self._archive(number).start, self._seed))
 
     def _archive(self, number: int) -> Archive:
         """The cheapest graphs of so many episodes."""

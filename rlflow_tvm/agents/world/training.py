@@ -222,7 +222,7 @@ class _Training:
         judged = SeeingPolicy(self.controller, eyes, self.real.places)
         policy = SeeingPolicy(self.controller, eyes, self.real.places, self.config.controller.informed_share)
         self.real.collect_until(wanted, counts.tried_from, judged, policy)
-        episodes = self.real.rollouts.episodes[counts.tried_from :][:JUDGED]
+        episodes = self.real.rollouts.episodes[counts.tried_from :: JUDGED]
         if episodes:
             counts.mean_return = float(np.mean([episode.total_reward for episode in episodes]))
             counts.mean_length = float(np.mean([len(episode) for episode in episodes]))
