@@ -115,12 +115,11 @@ class RealEpisodes:
     def collect_until(self, steps: float, before: int, judged: Acting, policy: Acting) -> None:
         """Episodes until there are so many steps: of those after the first `before`, one in `JUDGED` of `judged`, from
         the start; the others of `policy`, some of which begin at the cheapest graphs met until then."""
+        archive = self._archive(len(self.rollouts.episodes))
+        start = partial(archive.start, self._seed)
         while self.steps < steps:
-            number = len(self.rollouts.episodes)
-            if (number - before) % JUDGED == 0:
-                self._collect(judged, lambda _number: None)
-            else:
-                self._collect(policy, partial(self._archive(number).start, self._seed))
+            judges = (len(self.rollouts.episodes) - before) % JUDGED == 0
+            archive.add(self._collect(judged, lambda _number: None) if judges else self._collect(policy, start))
 
     def _archive(self, number: int) -> Archive:
         """The cheapest graphs of so many episodes."""
