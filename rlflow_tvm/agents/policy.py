@@ -58,12 +58,14 @@ class SitePolicy(nn.Module, Generic[ObservationT, BatchT], ABC):
     heads: TwoStepHeads
     value_mean: torch.Tensor  # ()
     value_deviation: torch.Tensor  # ()
+    value_weight: torch.Tensor  # () of the returns that both were taken from; 0 in a new policy
 
     def __init__(self, sizes: ObservationSizes) -> None:
         super().__init__()
         self.sizes = sizes
         self.register_buffer("value_mean", torch.zeros(()))
         self.register_buffer("value_deviation", torch.ones(()))
+        self.register_buffer("value_weight", torch.zeros(()))
 
     def output(self, batch: SiteBatch, *told: Any) -> PolicyOutput:
         """What the heads make of what they are told; the value head tells values in units of `value_deviation`."""

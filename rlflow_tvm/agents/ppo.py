@@ -101,13 +101,25 @@ class PPO:
         }
 
     def _normalise_values(self, returns: np.ndarray) -> None:
-        """Follow the mean and the deviation of the returns (T,), so that the value loss means the same at all times."""
+        """Follow the mean and the deviation of the returns (T,), so that the value loss means the same at all times.
+
+        Both are running means without a beginning of their own (Kingma and Ba 2015, section 3): units that came down
+        from 1 to those of small returns would make the head's weights larger with each update, until single gradient
+        steps, whose size is Adam's, move the values by more than their units.
+        """
         policy = self.policy
         mean, deviation = float(returns.mean()), max(float(returns.std()), _LEAST_DEVIATION)
-        policy.normalise_values(
-            _KEPT * float(policy.value_mean) + (1 - _KEPT) * mean,
-            _KEPT * float(policy.value_deviation) + (1 - _KEPT) * deviation,
-        )
+        first = not policy.value_weight
+        policy.value_weight.mul_(_KEPT).add_(1 - _KEPT)
+        share = (1 - _KEPT) / float(policy.value_weight)
+        if first:  # the values mean nothing yet
+            policy.value_mean.fill_(mean)
+            policy.value_deviation.fill_(deviation)
+        else:
+            policy.normalise_values(
+                (1 - share) * float(policy.value_mean) + share * mean,
+                (1 - share) * float(policy.value_deviation) + share * deviation,
+            )
 
     def _gradient_step(self, part: Minibatch) -> dict[str, float]:
         config = self.config

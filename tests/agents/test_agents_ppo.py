@@ -131,14 +131,14 @@ def test_values_of_any_size_are_learnt_as_fast(scale, sizes, random_observation)
     with torch.random.fork_rng(devices=[]):
         learner = PPO(sizes, config, seed=0)
     seen = [random_observation(np.random.default_rng(seed), sites=6) for seed in range(2)]
-    for _ in range(40):
+    for _ in range(10):
         each = [
             one_step_episodes(learner, observation, lambda _site, p=paid: scale * (1 + p))
             for paid, observation in enumerate(seen)
         ]
         learner.update(each[0] + each[1])
     told = [learner.policy.value(observation) / scale for observation in seen]
-    assert told == pytest.approx([1.0, 2.0], abs=0.4)
+    assert told == pytest.approx([1.0, 2.0], abs=0.2)
 
 
 def test_target_kl_ends_the_epochs_early(sizes, random_observation):
