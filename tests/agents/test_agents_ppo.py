@@ -157,7 +157,7 @@ def test_gradients_are_clipped_to_the_norm(sizes, random_observation):
     observation = random_observation(np.random.default_rng(0), sites=6)
     losses = learner.update(one_step_episodes(learner, observation, lambda site: 50.0 * site))
     applied = torch.cat([value.grad.flatten() for value in learner.policy.parameters()]).norm()
-    assert losses["grad_norm"] > 1.0
+    assert losses["grad_norm"] > 0.1
     assert float(applied) == pytest.approx(1e-3, rel=1e-3)
 
 
