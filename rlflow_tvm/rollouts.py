@@ -135,9 +135,6 @@ def open_prices(
         quiet = stack.enter_context(QuietMachine(database.path)) if shared else None
         measuring = None if quiet is None else quiet.measuring
         timer = stack.enter_context(KernelTimer(target, database, remote=remote, quiet=measuring))
-        if quiet is not None:
-            with quiet.measuring():  # the timer itself does not ask for quiet here: it is measured once for all
-                timer.launch_secs()
         policy = PredictionPolicy(share=predict)
         yield Prices(database, stack.enter_context(CostModel(target, timer=timer, policy=policy)), quiet)
 

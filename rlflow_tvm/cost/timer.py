@@ -19,6 +19,7 @@ from rlflow_tvm.cost.description import Descriptions
 from rlflow_tvm.cost.kernel_worker import Answer, LocalWorkers, Request, Workers
 from rlflow_tvm.cost.machine import check_device, check_remote, target_key
 from rlflow_tvm.cost.measurement import Measurement
+from rlflow_tvm.cost.quiet import QuietMachine
 from rlflow_tvm.cost.rehearsal import Rehearsal
 from rlflow_tvm.cost.remote import RemoteWorkers
 from rlflow_tvm.cost.rpc import RpcDevices
@@ -68,9 +69,9 @@ class KernelTimer:
     (SIGKILL), which is not stored. A kernel that takes too long, or whose worker is killed, has a second try, as has
     one whose server is lost: the second that it takes is a "crash". `version` names what the times depend on beside
     kernel and target: by default the kernel pipeline's version, for another `schedule` that function's name.
-    `timeout_secs` bounds building, sending and running of one kernel together. `quiet`: entered while measuring, where
-    other processes of this machine use the database for the same purpose at the same time (`QuietMachine.measuring`):
-    what one has measured stands for all.
+    `timeout_secs` bounds building, sending and running of one kernel together. Processes of this machine that use the
+    same database file take turns at measuring (`QuietMachine.measuring`), and what one has measured stands for all.
+    `quiet`: entered for that, by a process that also computes while others measure, in place of a lock of the timer's.
     A context manager; `close` ends the workers. Not for use from several threads.
     CostError at construction for a GPU's target on a machine without one; with `remote`, for a target that does not
     say how many cores the machines have.
@@ -97,7 +98,8 @@ class KernelTimer:
         self.database = database
         self.timeout_secs = timeout_secs
         self.schedule = schedule
-        self.quiet = quiet
+        self._quiet = quiet
+        self._turns: QuietMachine | None = None  # its own, made when first needed
         self.version = version if version is not None else _version_of(schedule)
         rehearses = remote is None and target.kind.name == "llvm"
         self.graph_version = f"{self.version}.{_GRAPH_METHOD}" if rehearses else self.version
@@ -128,15 +130,24 @@ class KernelTimer:
         in_graph = graph is not None
         todo = self._unknown(kernels, in_graph)
         if todo:
-            with nullcontext() if self.quiet is None else self.quiet():
-                if self.quiet is not None:  # others may have measured some while this one waited
-                    todo = self._unknown(kernels, in_graph)
+            with self._alone():
+                todo = self._unknown(kernels, in_graph)  # others may have measured some while this one waited
                 if graph is None or self.graph_version == self.version:
                     self._measure(todo, on_progress)
                 elif todo:
                     self._rehearse(graph(), todo, on_progress)
         version = self._version(in_graph)
         return [self._known[known_as(kernel), version] for kernel in kernels]
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """While no other process measures for the same database."""
+        if self._quiet is not None:
+            return self._quiet()
+        if self.database is None or self.database.path == ":memory:" or self.remote is not None:
+            return nullcontext()
+        if self._turns is None:
+            self._turns = QuietMachine(self.database.path)
+        return self._turns.measuring()
 
     def _unknown(self, kernels: Sequence[MeasurableKernel], in_graph: bool) -> dict[str, MeasurableKernel]:
         return {known_as(kernel): kernel for kernel in kernels if self.lookup(kernel, in_graph=in_graph) is None}
@@ -227,23 +238,32 @@ class KernelTimer:
 
         CostError when it cannot be measured.
         """
-        if self._launch is None and self.database is not None:
-            self._launch = self.database.get(LAUNCH_KEY, self.target_key, _LAUNCH_VERSION)
+        self._launch = self._launch or self._stored_launch()
         if self._launch is None:
-            measurement = self._ask({"op": "launch"}, _LAUNCH_LIMIT_SECS)
-            if measurement.run_secs is None:
-                raise CostError(
-                    f"the launch overhead could not be measured for {self.target_key} ({measurement.error}): "
-                    "try again, and check that the target is that of the machine"
-                )
-            self._store(LAUNCH_KEY, _LAUNCH_VERSION, measurement)
-            self._launch = measurement
+            with self._alone():
+                self._launch = self._stored_launch() or self._measure_launch()
         assert self._launch.run_secs is not None, "only seconds are stored"
         return self._launch.run_secs
+
+    def _stored_launch(self) -> Measurement | None:
+        return None if self.database is None else self.database.get(LAUNCH_KEY, self.target_key, _LAUNCH_VERSION)
+
+    def _measure_launch(self) -> Measurement:
+        measurement = self._ask({"op": "launch"}, _LAUNCH_LIMIT_SECS)
+        if measurement.run_secs is None:
+            raise CostError(
+                f"the launch overhead could not be measured for {self.target_key} ({measurement.error}): "
+                "try again, and check that the target is that of the machine"
+            )
+        self._store(LAUNCH_KEY, _LAUNCH_VERSION, measurement)
+        return measurement
 
     def close(self) -> None:
         """End the workers; the database stays open, it belongs to the caller. The timer may be used again."""
         self._workers.close()
+        if self._turns is not None:
+            self._turns.close()
+            self._turns = None
 
     def __enter__(self) -> Self:
         return self

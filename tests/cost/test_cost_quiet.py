@@ -124,3 +124,25 @@ def test_what_another_process_measured_meanwhile_is_taken_over(target, tmp_path)
             assert first == theirs
             assert second == database.get("second", target_key(target), "v")
             assert (timer.measured, len(entered)) == (1, 2)
+
+
+MEASURES = """
+import json, sys
+from cost_kernels import SCHEDULE, FakeKernel, add
+from tvm.target import Target
+from rlflow_tvm.cost import KernelDatabase, KernelTimer
+
+with KernelDatabase(sys.argv[1]) as database:
+    with KernelTimer(Target({"kind": "llvm", "num-cores": 1}), database, schedule=SCHEDULE) as timer:
+        secs = [timer.measure([FakeKernel(add(n), str(n))])[0].run_secs for n in range(4, 10)]
+        print(json.dumps([timer.launch_secs(), *secs]), timer.measured, sep="|")
+"""
+
+
+def test_processes_with_one_database_measure_once_for_all(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
+    command = [sys.executable, "-c", MEASURES, str(tmp_path / "k.sqlite")]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+    told = [process.communicate()[0].strip().split("|") for process in processes]
+    assert told[0][0] == told[1][0]  # seconds to the last digit
+    assert sum(int(measured) for _, measured in told) == 6

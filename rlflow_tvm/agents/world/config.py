@@ -30,8 +30,9 @@ class WorldModelConfig:
         learning_rate: of V and of M at first; it falls with the square of what is left (RLFlow's polynomial decay).
         vision_steps: gradient steps of V at most, on `vision_batch` graphs each.
         memory_steps: gradient steps of M at most, on `memory_batch` whole episodes each.
-        patience: gradient steps without a better V or M, by the episodes held out, after which it has learnt enough;
-            the best one is kept.
+        patience: gradient steps without a better V, by the episodes held out, after which it has learnt enough; the best
+            one is kept.
+        memory_patience: the same of M.
         held_out: share of the random episodes that nothing is learnt from, to judge V and M by.
         random_share: of the real environment's steps, those of the random agent; the rest are the controller's.
         remembered_share: of the real episodes, those that begin at a remembered graph rather than at the start.
@@ -58,6 +59,7 @@ class WorldModelConfig:
     memory_steps: int = 2000
     memory_batch: int = 16
     patience: int = 300
+    memory_patience: int = 100
     held_out: float = 0.1
     random_share: float = 0.5
     remembered_share: float = 0.75
@@ -84,6 +86,7 @@ class WorldModelConfig:
             "vision_batch",
             "memory_steps",
             "patience",
+            "memory_patience",
         )
         for name in (*whole, "memory_batch", "dream_horizon", "dreams", "controller_updates"):
             if getattr(self, name) < 1:

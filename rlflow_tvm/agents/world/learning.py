@@ -151,7 +151,7 @@ class MemoryLearner(Learner):
         self, model: WorldModel, config: WorldModelConfig, seed: int, iteration: int = 0, member: int = 0
     ) -> None:
         steps, seeds = _steps(config.memory_steps, iteration), (seed, _MEMORY, iteration, member)
-        super().__init__(model.members[member], steps, config.patience, config.learning_rate, seeds)
+        super().__init__(model.members[member], steps, config.memory_patience, config.learning_rate, seeds)
         self._memory, self._batch = model.members[member], config.memory_batch
 
     def prepare(self, learnt: Experience, held: Experience) -> None:
