@@ -4,11 +4,12 @@
     python scripts/agents_report.py runs/a
 
 Each run has a process of its own and leaves OUT/MODEL/METHOD.STEPS.SEED.json; what is there is not run again, and a
-training that was interrupted goes on. All share one kernel database, so that equal kernels cost the same in every run:
-kernels measured and seconds are those that a run needed after the ones before it. Searches that draw nothing are run
-once. A run's curve tells the cheapest graph, all of its kernels measured, after so many environment steps: moves tried
-by a search, steps of an agent's training. Trained agents are then asked for plans (`episodes` of sampled actions).
-`ppo-after-greedy` trains from greedy's plan, `ppo-for-relative` for another reward than the usual one.
+training that was interrupted goes on. All share one kernel database, so that equal kernels cost the same in every run,
+and a model's results one machine: kernels measured and seconds are those that a run needed after the ones before it.
+Searches that draw nothing are run once. A run's curve tells the cheapest graph, all of its kernels measured, after so
+many environment steps: moves tried by a search, steps of an agent's training. Trained agents are then asked for plans
+(`episodes` of sampled actions). `ppo-after-greedy` trains from greedy's plan, `ppo-for-relative` for another reward
+than the usual one.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from typing import Any
 from rlflow_tvm import from_onnx
 from rlflow_tvm.agents import AGENTS
 from rlflow_tvm.cli import model_path, parse_target, write_json
-from rlflow_tvm.cost import CostModel, KernelDatabase, PredictionPolicy, default_path
+from rlflow_tvm.cost import CostModel, KernelDatabase, PredictionPolicy, default_path, target_key
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.envs.rewards import REWARDS
+from rlflow_tvm.errors import UsageError
 from rlflow_tvm.passes import Plan
 from rlflow_tvm.search import SEARCHES, Budget, SearchResult, make_search
 from rlflow_tvm.superoptimize import agent_search
@@ -129,7 +131,7 @@ def done(run: Run, out: Path) -> None:
     path = run.path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
     row = search_run(run) if run.method in SEARCHES else agent_run(run, path.with_suffix(""))
-    write_json(path, {**dataclasses.asdict(run), **row})
+    write_json(path, {**dataclasses.asdict(run), "machine": target_key(parse_target(run.target)), **row})
 
 
 def runs(options: argparse.Namespace) -> Iterator[Run]:
@@ -139,6 +141,15 @@ def runs(options: argparse.Namespace) -> Iterator[Run]:
             for method in options.methods:
                 if seed == 0 or method in DRAWN:
                     yield Run(model, method, seed, options.steps, options.horizon, options.predict, options.target)
+
+
+def check_machine(folder: Path, target: str) -> None:
+    """UsageError where a result in a model's folder is of another machine: costs are held against each other."""
+    ours = target_key(parse_target(target))
+    for path in sorted(folder.glob("*.json")):
+        theirs = json.loads(path.read_text())["machine"]
+        if theirs != ours:
+            raise UsageError(f"{path}: is of {theirs}, this is {ours}; give another --out, or go on there")
 
 
 def main() -> int:
@@ -158,6 +169,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for model in options.models:
+        try:
+            check_machine(options.out / model_name(model), options.target)
+        except UsageError as error:
+            parser.error(str(error))
     failed = 0
     wanted = [run for run in runs(options) if not run.path(options.out).exists()]
     for number, run in enumerate(wanted, 1):
