@@ -18,7 +18,7 @@ from rlflow_tvm.cost.measurement import DISTURBED
 from rlflow_tvm.cost.metrics import kernel_buffers
 from rlflow_tvm.cost.operands import plain_array
 from rlflow_tvm.cost.place import Place
-from rlflow_tvm.cost.reference import Reference
+from rlflow_tvm.cost.reference import Pace, Reference
 from rlflow_tvm.kernels import tir_pipeline
 
 ENTRY = "kernel"
@@ -66,24 +66,42 @@ class Bench:
         module = tvm.IRModule({ENTRY: scheduled})
         return self._place.load(tvm.compile(module, target=self.target, tir_pipeline=tir_pipeline(self.target)))
 
-    def time(self, func: tirx.PrimFunc, built: tvm.runtime.Module, cold: str) -> dict[str, Any]:
+    def time(
+        self, func: tirx.PrimFunc, built: tvm.runtime.Module, cold: str, usual_secs: float | None = None
+    ) -> dict[str, Any]:
         """Seconds of `built`, as a `Measurement` has them: of the first series in which the machine was not disturbed,
-        or else of the least disturbed. `cold` as in `Kernel`."""
+        or else of the least disturbed. `cold` as in `Kernel`, `usual_secs` as in `Pace`."""
         arguments = self.arguments(func)
         self._caches.set(cold)
-        found, slowdown = self.undisturbed(lambda: _summary(_time(built, arguments, self.device, self._caches.name)))
+        pace = self.pace(usual_secs)
+
+        def series() -> tuple[dict[str, Any], float]:
+            pace()
+            samples = _time(built, arguments, self.device, self._caches.name)
+            share = pace()
+            return _summary([share * each for each in samples]), 1.0
+
+        found, slowdown = self.undisturbed(series)
         return {**found, "slowdown": slowdown}
 
-    def undisturbed(self, series: Callable[[], T]) -> tuple[T, float]:
-        """What `series` gives while nothing disturbs the machine, and the slowdown; after some tries in vain what it
-        gave when least was."""
+    def pace(self, usual_secs: float | None) -> Pace:
+        """By the reference kernel."""
+        return Pace(self._reference, usual_secs)
+
+    def usual(self) -> dict[str, Any]:
+        """Seconds of the reference kernel, as a `Measurement` has them."""
+        return _summary(self._reference.usual())
+
+    def undisturbed(self, series: Callable[[], tuple[T, float]]) -> tuple[T, float]:
+        """What `series` gives while nothing disturbs the machine, and the slowdown, by the reference kernel or by what
+        it says itself; after some tries in vain what it gave when least was."""
         best: tuple[T, float] | None = None
         for turn in range(1 if self._in_vain >= _IN_VAIN else _TRIES):
             if turn:
                 time.sleep(_PAUSE_SECS)
             before = self._reference.slowdown()
-            found = series()
-            slowdown = max(before, self._reference.slowdown())
+            found, own = series()
+            slowdown = max(before, self._reference.slowdown(), own)
             if best is None or slowdown < best[1]:
                 best = found, slowdown
             if slowdown <= DISTURBED:

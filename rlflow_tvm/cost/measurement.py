@@ -13,7 +13,8 @@ ERROR_KINDS: tuple[str, ...] = get_args(ErrorKind)
 
 @dataclass(frozen=True)
 class Measurement:
-    """Seconds of one run of a kernel (median, operands out of the private caches), or an error; exactly one of the two.
+    """Seconds of one run of a kernel (median, at the machine's usual speed: `reference`), or an error; exactly one of
+    the two.
 
     `error_kind` tells the errors apart: "build" (could not be scheduled or compiled), "crash" (the worker process
     died of it), "timeout" (build and runs together took longer than the limit), "run" (raised while running).

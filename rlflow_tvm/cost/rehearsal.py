@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -31,6 +31,8 @@ _RUNS_SECS = 0.6  # of a placement, its untimed runs apart
 _LEAST_RUNS, _MOST_RUNS = 2, 8
 _SLOW_SECS = 0.2  # one untimed run of a graph that takes so long does, else two
 _CALLS = 2000
+_WAITED = 1.03  # times what this thread had of a processor a run may take, and so many seconds more, for reading clocks
+_CLOCKS_SECS = 1e-4
 _LEAST_SHARE = 0.2  # of its time, which a launch keeps when what calling it takes is subtracted
 
 
@@ -64,25 +66,50 @@ def call_secs(target: Target, device: tvm.runtime.Device) -> float:
     return median(_timed([(function, arguments)])[0] for _ in range(_CALLS))
 
 
-def rehearse(parts: Sequence[Part], device: tvm.runtime.Device, called_secs: float) -> list[list[float]]:
-    """Seconds of each launch in each timed run: (launches, runs). `called_secs`: as `call_secs` found."""
-    samples: list[list[float]] = [[] for _ in parts]
+def rehearse(
+    parts: Sequence[Part], device: tvm.runtime.Device, called_secs: float, pace: Callable[[], float] = lambda: 1.0
+) -> tuple[list[list[float]], float]:
+    """Seconds of each launch in each timed run, (launches, runs), and how much longer than it had a processor this
+    thread took for the least interrupted one.
+
+    Runs in which it had to wait for one, as others compute on all of them, are left out where there are better ones: a
+    reference kernel, which takes less than such a pause, does not see them. `called_secs`: as `call_secs` found;
+    `pace`: a `reference.Pace`.
+    """
+    runs: list[_Run] = []
     started = time.perf_counter()
     for placement in range(_MOST_PLACEMENTS):
         if placement and time.perf_counter() - started > _BUDGET_SECS:
             break
-        for run in _runs(_placed(parts, device)):
-            for own, each in zip(samples, run, strict=True):
-                own.append(max(each - called_secs, _LEAST_SHARE * each))
-    return samples
+        runs += _runs(_placed(parts, device), pace)
+    waited = min(run.waited for run in runs)
+    samples: list[list[float]] = [[] for _ in parts]
+    for run in runs:
+        if run.waited <= max(waited, _WAITED):
+            for own, each in zip(samples, run.secs, strict=True):
+                own.append(run.pace * max(each - called_secs, _LEAST_SHARE * each))
+    return samples, waited
 
 
-def _runs(calls: Sequence[Call]) -> list[list[float]]:
-    """Seconds of each call in each run, the first runs left out; what the calls take hold of is free afterwards."""
+class _Run(NamedTuple):
+    secs: list[float]  # of each launch
+    pace: float
+    waited: float  # its time over what this thread had of a processor
+
+
+def _runs(calls: Sequence[Call], pace: Callable[[], float]) -> list[_Run]:
+    """Some, the first ones left out; what the calls take hold of is free afterwards."""
     secs = sum(_timed(calls))
     if secs < _SLOW_SECS:
         secs = sum(_timed(calls))
-    return [_timed(calls) for _ in range(min(max(round(_RUNS_SECS / secs), _LEAST_RUNS), _MOST_RUNS))]
+    runs = []
+    pace()
+    for _ in range(min(max(round(_RUNS_SECS / secs), _LEAST_RUNS), _MOST_RUNS)):
+        before, had_before = time.perf_counter(), time.thread_time()
+        each = _timed(calls)
+        had, wall = time.thread_time() - had_before, time.perf_counter() - before
+        runs.append(_Run(each, pace(), max((wall - _CLOCKS_SECS) / had, 1.0)))
+    return runs
 
 
 def summary(samples: Sequence[Sequence[float]]) -> dict[str, Any]:

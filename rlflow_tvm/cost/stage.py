@@ -40,11 +40,14 @@ class Stage:
         return self._built[key][0]
 
     def rehearse(
-        self, launches: Sequence[tuple[str, Sequence[int]]], wanted: Mapping[str, Sequence[int]]
+        self,
+        launches: Sequence[tuple[str, Sequence[int]]],
+        wanted: Mapping[str, Sequence[int]],
+        usual_secs: float | None = None,
     ) -> dict[str, dict[str, Any]]:
         """A `Measurement`'s fields for each of `wanted`, which are numbers of launches that count as one kernel.
 
-        `launches`: the key and the operands' storages of each.
+        `launches`: the key and the operands' storages of each. `usual_secs`: as in `Pace`.
         """
         if self._call_secs is None:
             self._call_secs = call_secs(self._bench.target, self._bench.device)
@@ -55,9 +58,11 @@ class Stage:
             for (module, func), (_, places) in zip(built, launches, strict=True)
         ]
 
-        def series() -> dict[str, Any]:
-            samples = rehearse(parts, self._bench.device, called)
-            return {name: summary([samples[i] for i in own]) for name, own in wanted.items()}
+        pace = self._bench.pace(usual_secs)
+
+        def series() -> tuple[dict[str, Any], float]:
+            samples, waited = rehearse(parts, self._bench.device, called, pace)
+            return {name: summary([samples[i] for i in own]) for name, own in wanted.items()}, waited
 
         times, slowdown = self._bench.undisturbed(series)
         return {name: {**fields, "slowdown": slowdown} for name, fields in times.items()}

@@ -27,12 +27,13 @@ from rlflow_tvm.errors import CostError
 
 DEFAULT_SCHEDULE = "rlflow_tvm.kernels:schedule_kernel"
 LAUNCH_KEY = "launch-overhead"  # reserved: no structural hash looks like this
-_LAUNCH_VERSION = "1"
+REFERENCE_KEY = "reference"  # likewise
+_ONCE_VERSION = "1"  # of both
 # Of measuring, alone and in a graph: part of the versions, as times of different methods are not to be added up.
-_METHOD = 3
-_GRAPH_METHOD = "graph1"
+_METHOD = 4
+_GRAPH_METHOD = "graph2"
 _TRIES = 2  # a busy machine makes timeouts too: what is remembered for good has happened twice
-_LAUNCH_LIMIT_SECS = 60.0
+_ONCE_LIMIT_SECS = 60.0
 _BUILDS = 3  # rounds of building what a rehearsal needs: a kernel that kills the worker takes the built ones with it
 
 Progress = Callable[[int, int], None]
@@ -109,7 +110,7 @@ class KernelTimer:
         self._known: dict[tuple[str, str], Measurement] = {}  # by name and version
         self.descriptions = Descriptions(target, schedule == DEFAULT_SCHEDULE)
         self._described: set[str] = set()  # in the database
-        self._launch: Measurement | None = None
+        self._once: dict[str, float] = {}  # seconds by reserved key
         self._workers: Workers = (
             LocalWorkers(target, schedule) if remote is None else RemoteWorkers(remote, target, schedule)
         )
@@ -130,12 +131,13 @@ class KernelTimer:
         in_graph = graph is not None
         todo = self._unknown(kernels, in_graph)
         if todo:
+            usual_secs = self._usual_secs()
             with self._alone():
                 todo = self._unknown(kernels, in_graph)  # others may have measured some while this one waited
                 if graph is None or self.graph_version == self.version:
-                    self._measure(todo, on_progress)
+                    self._measure(todo, usual_secs, on_progress)
                 elif todo:
-                    self._rehearse(graph(), todo, on_progress)
+                    self._rehearse(graph(), todo, usual_secs, on_progress)
         version = self._version(in_graph)
         return [self._known[known_as(kernel), version] for kernel in kernels]
 
@@ -152,14 +154,22 @@ class KernelTimer:
     def _unknown(self, kernels: Sequence[MeasurableKernel], in_graph: bool) -> dict[str, MeasurableKernel]:
         return {known_as(kernel): kernel for kernel in kernels if self.lookup(kernel, in_graph=in_graph) is None}
 
-    def _measure(self, todo: Mapping[str, MeasurableKernel], on_progress: Progress | None) -> None:
-        requests = [{**_request(kernel.func, kernel.cold), "key": kernel.key} for kernel in todo.values()]
+    def _measure(
+        self, todo: Mapping[str, MeasurableKernel], usual_secs: float | None, on_progress: Progress | None
+    ) -> None:
+        requests = [{**_request(k.func, k.cold, usual_secs), "key": k.key} for k in todo.values()]
         for done, (kernel, answer) in enumerate(self._answers(list(todo.values()), requests), start=1):
             self._learn(kernel, answer, self.version)
             if on_progress is not None:
                 on_progress(done, len(todo))
 
-    def _rehearse(self, steps: Rehearsal, todo: Mapping[str, MeasurableKernel], on_progress: Progress | None) -> None:
+    def _rehearse(
+        self,
+        steps: Rehearsal,
+        todo: Mapping[str, MeasurableKernel],
+        usual_secs: float | None,
+        on_progress: Progress | None,
+    ) -> None:
         """Have the worker build what it has not, then time all launches; what fails is left out."""
         failed: dict[str, Answer] = {}
         for step in steps:
@@ -184,7 +194,8 @@ class KernelTimer:
         for i, step in enumerate(played):
             if known_as(step) in todo:
                 wanted.setdefault(known_as(step), []).append(i)
-        request = {"op": "rehearse", "launches": [[s.key, s.places] for s in played], "wanted": wanted}
+        launches = [[s.key, s.places] for s in played]
+        request = {"op": "rehearse", "launches": launches, "wanted": wanted, "usual_secs": usual_secs}
         answer = self._answer(request, self.timeout_secs * len(steps)) if wanted else {"times": {}}
         for name, kernel in todo.items():
             # what stops the whole graph says nothing of a kernel that ran before
@@ -223,7 +234,7 @@ class KernelTimer:
 
         `cold` as in `Kernel`.
         """
-        return self._ask(_request(func, cold), limit_secs or self.timeout_secs)
+        return self._ask(_request(func, cold, self._usual_secs()), limit_secs or self.timeout_secs)
 
     def difference(self, func: tirx.PrimFunc, other: tirx.PrimFunc) -> float | None:
         """Greatest difference between what the two write on the same inputs, as a share of `func`'s range.
@@ -238,25 +249,36 @@ class KernelTimer:
 
         CostError when it cannot be measured.
         """
-        self._launch = self._launch or self._stored_launch()
-        if self._launch is None:
+        return self._measured_once(LAUNCH_KEY, "launch", "launch overhead")
+
+    def _usual_secs(self) -> float | None:
+        """The reference kernel's, to whose speed kernels' are reckoned; a GPU's have nothing to do with it."""
+        if self.target.kind.name != "llvm":
+            return None
+        return self._measured_once(REFERENCE_KEY, "reference", "reference kernel")
+
+    def _measured_once(self, key: str, op: str, what: str) -> float:
+        """Seconds that stand for a target, or its machine, for good; CostError when they cannot be measured."""
+        if key not in self._once and (stored := self._stored(key)) is not None:
+            self._once[key] = stored
+        if key not in self._once:
             with self._alone():
-                self._launch = self._stored_launch() or self._measure_launch()
-        assert self._launch.run_secs is not None, "only seconds are stored"
-        return self._launch.run_secs
+                self._once[key] = self._stored(key) or self._measure_once(key, op, what)
+        return self._once[key]
 
-    def _stored_launch(self) -> Measurement | None:
-        return None if self.database is None else self.database.get(LAUNCH_KEY, self.target_key, _LAUNCH_VERSION)
+    def _stored(self, key: str) -> float | None:
+        stored = None if self.database is None else self.database.get(key, self.target_key, _ONCE_VERSION)
+        return None if stored is None else stored.run_secs
 
-    def _measure_launch(self) -> Measurement:
-        measurement = self._ask({"op": "launch"}, _LAUNCH_LIMIT_SECS)
+    def _measure_once(self, key: str, op: str, what: str) -> float:
+        measurement = self._ask({"op": op}, _ONCE_LIMIT_SECS)
         if measurement.run_secs is None:
             raise CostError(
-                f"the launch overhead could not be measured for {self.target_key} ({measurement.error}): "
+                f"the {what} could not be measured for {self.target_key} ({measurement.error}): "
                 "try again, and check that the target is that of the machine"
             )
-        self._store(LAUNCH_KEY, _LAUNCH_VERSION, measurement)
-        return measurement
+        self._store(key, _ONCE_VERSION, measurement)
+        return measurement.run_secs
 
     def close(self) -> None:
         """End the workers; the database stays open, it belongs to the caller. The timer may be used again."""
@@ -294,8 +316,8 @@ def known_as(kernel: TimedKernel) -> str:
     return f"{kernel.key}/{kernel.cold}" if kernel.cold else kernel.key
 
 
-def _request(func: tirx.PrimFunc, cold: str) -> Request:
-    return {"op": "measure", "func": tvm.ir.save_json(func), "cold": cold}
+def _request(func: tirx.PrimFunc, cold: str, usual_secs: float | None) -> Request:
+    return {"op": "measure", "func": tvm.ir.save_json(func), "cold": cold, "usual_secs": usual_secs}
 
 
 def _measurement(answer: Answer) -> Measurement:

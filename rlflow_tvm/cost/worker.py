@@ -9,6 +9,7 @@ Runs in its own process (see `worker_process`). Requests are JSON objects with a
 - "rehearse": `launches` ([key, storages of the operands] each), `wanted` (numbers of launches by name): all built here
 - "difference": `func`, `other` (as in "measure", the same parameters): do both write the same?
 - "launch": seconds of one kernel launch in the Relax VM
+- "reference": seconds of the reference kernel, which are the `usual_secs` of "measure" and "rehearse" (see `Pace`)
 All but the first two have `limit_secs`.
 Answers: {"run_secs", "repeats", "spread", "slowdown"}, {"missing"}, {"times"} (such by name), {"difference"},
 {"error", "error_kind"}, {"lost"} (why the session, if any, is gone), or nothing.
@@ -105,12 +106,14 @@ class _Worker:
         try:
             if request["op"] == "launch":
                 return self.bench.launch()
+            if request["op"] == "reference":
+                return self.bench.usual()
             if request["op"] in ("missing", "rehearse"):
                 assert self.stage is not None, "graphs are timed here only"
                 if request["op"] == "missing":
                     return {"missing": self.stage.missing(request["keys"])}
                 kind = "run"
-                return {"times": self.stage.rehearse(request["launches"], request["wanted"])}
+                return {"times": self.stage.rehearse(request["launches"], request["wanted"], request["usual_secs"])}
             func = tvm.ir.load_json(request["func"])
             if request["op"] == "difference":
                 return {"difference": self.bench.difference(func, tvm.ir.load_json(request["other"]))}
@@ -120,7 +123,7 @@ class _Worker:
             if request["op"] == "build":
                 built[ENTRY](*self.bench.arguments(func))
                 return {}
-            return self.bench.time(func, built, request["cold"])
+            return self.bench.time(func, built, request["cold"], request["usual_secs"])
         except Exception as error:  # noqa: BLE001  process boundary: whatever a kernel does wrong becomes a value
             return {"error": _one_line(error), "error_kind": kind}
 

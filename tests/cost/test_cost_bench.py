@@ -9,6 +9,7 @@ from rlflow_tvm.cost import bench
 from rlflow_tvm.cost.bench import Bench
 from rlflow_tvm.cost.caches import LocalCaches
 from rlflow_tvm.cost.place import Here
+from rlflow_tvm.cost.reference import Pace
 
 
 class Slowdowns:
@@ -19,6 +20,16 @@ class Slowdowns:
 
     def slowdown(self) -> float:
         return self.values.pop(0) if self.values else 1.0
+
+
+class Times:
+    """In place of the reference kernel: what it takes, time after time."""
+
+    def __init__(self, *secs: float) -> None:
+        self.left = list(secs)
+
+    def secs(self) -> float:
+        return self.left.pop(0)
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +56,20 @@ def timed(place, target, monkeypatch):
 def run(timed: Bench, *slowdowns: float) -> dict:
     timed._reference = Slowdowns(*slowdowns)
     return timed.time(add(4), None, "000")
+
+
+def test_seconds_are_those_of_the_usual_speed():
+    pace = Pace(Times(2.0, 4.0, 2.0, 1.0), usual_secs=3.0)
+    pace()
+    assert [pace() for _ in range(3)] == [3.0 / 3.0, 3.0 / 3.0, 3.0 / 1.5]
+    as_they_are = Pace(Times(), usual_secs=None)
+    assert [as_they_are(), as_they_are()] == [1.0, 1.0]
+
+
+def test_a_kernel_alone_is_timed_at_the_usual_speed(timed, monkeypatch):
+    timed._reference = Slowdowns()
+    monkeypatch.setattr(timed, "pace", lambda usual: Pace(Times(2.0, 2.0), usual))
+    assert timed.time(add(4), None, "000", usual_secs=1.0)["run_secs"] == 0.5
 
 
 def test_an_undisturbed_series_is_enough(timed):

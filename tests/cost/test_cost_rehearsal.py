@@ -93,7 +93,7 @@ def test_indices_stay_inside_their_table():
 def test_runs(secs, least, most):
     """Many of a fast graph, few of a slow one; the first of each placement are not counted."""
     player = Player(secs)
-    (samples,) = rehearse([Part(player, [((4,), F32)], (0,))], CPU, 0.0)
+    (samples,), _ = rehearse([Part(player, [((4,), F32)], (0,))], CPU, 0.0)
     assert least <= len(samples) <= most
     assert len(player.calls) > len(samples)
     assert all(each >= secs for each in samples)
@@ -101,11 +101,46 @@ def test_runs(secs, least, most):
 
 def test_what_calling_takes_is_not_counted():
     player = Player(1e-3)
-    ((*with_it,), (*without,)) = (rehearse([Part(player, [((4,), F32)], (0,))], CPU, called)[0] for called in (0, 4e-4))
+    parts = [Part(player, [((4,), F32)], (0,))]
+    ((with_it,), _), ((without,), _) = (rehearse(parts, CPU, called) for called in (0, 4e-4))
     assert np.median(with_it) == pytest.approx(1e-3, rel=0.1)
     assert np.median(without) == pytest.approx(6e-4, rel=0.1)
-    (never,) = rehearse([Part(Player(), [((4,), F32)], (0,))], CPU, 1.0)
+    (never,), _ = rehearse([Part(Player(), [((4,), F32)], (0,))], CPU, 1.0)
     assert all(each > 0 for each in never)
+
+
+def test_each_run_has_a_pace_of_its_own():
+    asked = []
+
+    def pace():
+        asked.append(1.0 + len(asked) % 2)
+        return asked[-1]
+
+    player = Player(0.02)
+    (samples,), _ = rehearse([Part(player, [((4,), F32)], (0,))], CPU, 0.0, pace)
+    assert len(asked) > len(samples)  # before each placement's first, too
+    assert 0.02 <= min(samples) < 0.04 <= max(samples)
+
+
+def test_interrupted_runs_are_left_out_where_there_are_others(monkeypatch):
+    """A pause in which the thread has no processor, in every second run; then in all of them."""
+    player = Player(0.02)
+    pauses = []
+
+    def sometimes(*arguments):
+        player(*arguments)
+        if every(len(pauses)):
+            time.sleep(0.02)
+        pauses.append(1)
+
+    every = (1).__and__
+    (samples,), waited = rehearse([Part(sometimes, [((4,), F32)], (0,))], CPU, 0.0)
+    assert max(samples) < 0.04
+    assert waited < 1.5
+    every = bool
+    (samples,), waited = rehearse([Part(sometimes, [((4,), F32)], (0,))], CPU, 0.0)
+    assert min(samples) > 0.04
+    assert waited > 1.5
 
 
 def test_a_call_takes_little(target):

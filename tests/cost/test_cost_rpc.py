@@ -57,7 +57,7 @@ def test_all_servers_measure_and_rows_are_of_their_key(farm, target, tmp_path):
     with KernelDatabase(tmp_path / "k.sqlite") as database:
         with KernelTimer(target, database, schedule=SCHEDULE, remote=devices) as timer:
             measured = timer.measure(KERNELS, lambda *counts: progress.append(counts))
-            assert timer.measured == len(KERNELS) == len(database)
+            assert timer.measured == len(KERNELS) == len(database) - 1  # and the reference
             assert timer.measure(KERNELS[::-1]) == measured[::-1]
             assert timer.measured == len(KERNELS)
         assert progress == [(done, len(KERNELS)) for done in range(1, len(KERNELS) + 1)]
@@ -129,7 +129,7 @@ def test_a_server_is_killed_and_then_the_last(farm, target, tmp_path, monkeypatc
         with KernelTimer(target, database, schedule=SCHEDULE, remote=devices) as timer:
             measured = timer.measure(KERNELS, kill_first)
             assert all(measurement.ok for measurement in measured)
-            assert timer.measured == len(KERNELS) == len(database)
+            assert timer.measured == len(KERNELS) == len(database) - 1  # and the reference
             assert progress == [(done, len(KERNELS)) for done in range(1, len(KERNELS) + 1)]
             assert set(puts.values()) == {1}
             assert devices.servers() == 1
@@ -138,14 +138,14 @@ def test_a_server_is_killed_and_then_the_last(farm, target, tmp_path, monkeypatc
                 timer.measure(more, lambda done, total: last.kill() if done == 2 else None)
             kept = timer.measured - len(KERNELS)
             assert 2 <= kept < len(more)
-            assert len(database) == len(KERNELS) + kept
+            assert len(database) == len(KERNELS) + kept + 1
             assert [r.levelno for r in caplog.records if "no server" in r.message] == [logging.WARNING]
 
             farm.add("doomed")
             timer.remote = RpcDevices(devices.host, devices.port, "doomed", 60.0)
             timer._workers._devices = timer.remote
             assert all(measurement.ok for measurement in timer.measure(more))
-            assert timer.measured == len(KERNELS) + len(more) == len(database)
+            assert timer.measured == len(KERNELS) + len(more) == len(database) - 1
             assert set(puts.values()) == {1}
 
 
