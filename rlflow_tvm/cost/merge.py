@@ -10,16 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlflow_tvm.cost.database import KernelDatabase
+from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.errors import CostError
 
-_MERGE_MEASUREMENTS = """
+# Their times are reckoned to their reference kernel's, which another machine of the same name may have found otherwise.
+_TO_OUR_SPEED = f"""
+UPDATE other.measurement SET run_secs = run_secs * speed.share
+FROM (
+    SELECT target, ours.run_secs / theirs.run_secs AS share
+    FROM main.measurement AS ours JOIN other.measurement AS theirs USING (kernel, target, version)
+    WHERE kernel = '{REFERENCE_KEY}' AND version = '{ONCE_VERSION}'
+) AS speed
+WHERE measurement.target = speed.target AND kernel NOT IN ('{REFERENCE_KEY}', '{LAUNCH_KEY}')
+"""
+_MERGE_MEASUREMENTS = f"""
 INSERT INTO main.measurement SELECT * FROM other.measurement WHERE true
 ON CONFLICT (kernel, target, version) DO UPDATE SET
     run_secs = excluded.run_secs, error = excluded.error, error_kind = excluded.error_kind,
     repeats = excluded.repeats, spread = excluded.spread, measured_at = excluded.measured_at,
     tvm_version = excluded.tvm_version, slowdown = excluded.slowdown
-WHERE (excluded.error IS NULL) > (measurement.error IS NULL)
-   OR ((excluded.error IS NULL) = (measurement.error IS NULL) AND excluded.measured_at > measurement.measured_at)
+WHERE measurement.kernel <> '{REFERENCE_KEY}' AND ((excluded.error IS NULL) > (measurement.error IS NULL)
+   OR ((excluded.error IS NULL) = (measurement.error IS NULL) AND excluded.measured_at > measurement.measured_at))
 """
 _MERGE_TUNED = """
 INSERT INTO main.tuned_schedule SELECT * FROM other.tuned_schedule WHERE true
@@ -43,7 +54,8 @@ def merge(database: KernelDatabase, path: str | os.PathLike[str]) -> Merged:
     """Take into `database` everything that the one at `path` holds, of whatever target, all of it or nothing.
 
     Where both know a kernel, seconds take the place of an error, and otherwise the later measurement that of the
-    earlier. The other file is not changed. CostError where it is missing, no database of ours, or damaged.
+    earlier. Where both know the reference kernel of a target, its times there are reckoned to ours. The other file is
+    not changed. CostError where it is missing, no database of ours, or damaged.
     """
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / Path(path).name
@@ -56,6 +68,7 @@ def merge(database: KernelDatabase, path: str | os.PathLike[str]) -> Merged:
             reason = error.__cause__ or str(error).replace(str(copy), "it").split(":")[0]
             raise CostError(f"{path} cannot be merged ({reason}): give the path of a kernel database") from error
         with database.transaction(copy) as execute:
+            execute(_TO_OUR_SPEED)  # in the copy
             before = len(database)
             changed = execute(_MERGE_MEASUREMENTS).rowcount
             added = len(database) - before

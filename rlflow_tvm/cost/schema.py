@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 SCHEMA_VERSION = 3
+LAUNCH_KEY = "launch-overhead"
+"""In place of a kernel: what launching one takes. No structural hash looks like this."""
+REFERENCE_KEY = "reference"
+"""Likewise: what the reference kernel takes at the machine's usual speed, to which the kernels' times are reckoned."""
+ONCE_VERSION = "1"
+"""Of both."""
 _CREATE_MEASUREMENT = """
 CREATE TABLE measurement (
     kernel      TEXT NOT NULL,   -- structural hash of the kernel, "/", its operands' temperatures; or a reserved name

@@ -23,12 +23,10 @@ from rlflow_tvm.cost.quiet import QuietMachine
 from rlflow_tvm.cost.rehearsal import Rehearsal
 from rlflow_tvm.cost.remote import RemoteWorkers
 from rlflow_tvm.cost.rpc import RpcDevices
+from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.errors import CostError
 
 DEFAULT_SCHEDULE = "rlflow_tvm.kernels:schedule_kernel"
-LAUNCH_KEY = "launch-overhead"  # reserved: no structural hash looks like this
-REFERENCE_KEY = "reference"  # likewise
-_ONCE_VERSION = "1"  # of both
 # Of measuring, alone and in a graph: part of the versions, as times of different methods are not to be added up.
 _METHOD = 4
 _GRAPH_METHOD = "graph2"
@@ -267,7 +265,7 @@ class KernelTimer:
         return self._once[key]
 
     def _stored(self, key: str) -> float | None:
-        stored = None if self.database is None else self.database.get(key, self.target_key, _ONCE_VERSION)
+        stored = None if self.database is None else self.database.get(key, self.target_key, ONCE_VERSION)
         return None if stored is None else stored.run_secs
 
     def _measure_once(self, key: str, op: str, what: str) -> float:
@@ -277,7 +275,7 @@ class KernelTimer:
                 f"the {what} could not be measured for {self.target_key} ({measurement.error}): "
                 "try again, and check that the target is that of the machine"
             )
-        self._store(key, _ONCE_VERSION, measurement)
+        self._store(key, ONCE_VERSION, measurement)
         return measurement.run_secs
 
     def close(self) -> None:

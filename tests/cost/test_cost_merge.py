@@ -15,6 +15,7 @@ from test_cost_database import BAD, GOOD
 from rlflow_tvm.cost import KernelDatabase, Measurement
 from rlflow_tvm.cost.database import TunedRow
 from rlflow_tvm.cost.merge import Merged, merge
+from rlflow_tvm.cost.schema import LAUNCH_KEY, REFERENCE_KEY
 from rlflow_tvm.errors import CostError
 
 
@@ -45,6 +46,21 @@ def test_what_is_new_is_added_whatever_its_target(tmp_path):
         assert ours.samples("a GPU's", "1") == [("a", {"flops": 3.0}, "", GOOD.run_secs)]
         assert merge(ours, other) == Merged(added=0, replaced=0, kept=2)
     assert other.read_bytes() == before
+
+
+def test_times_are_reckoned_to_our_reference(tmp_path):
+    """Which stays, though theirs was measured later; what launching takes was never reckoned to it."""
+    path = database(tmp_path / "ours.sqlite", {REFERENCE_KEY: secs(2.0), "old": secs(1.0)})
+    theirs = {REFERENCE_KEY: secs(4.0), "a": secs(6.0), "b": BAD, "old": secs(8.0), LAUNCH_KEY: secs(1.0)}
+    other = database(tmp_path / "other.sqlite", theirs)
+    database(other, {"a": secs(6.0)}, target="another")
+    with KernelDatabase(path) as ours:
+        assert merge(ours, other) == Merged(added=4, replaced=1, kept=1)
+        assert [ours.get(key, "t", "1") for key in theirs] == [secs(2.0), secs(3.0), BAD, secs(4.0), secs(1.0)]
+        assert ours.get("a", "another", "1") == secs(6.0)
+    with KernelDatabase(tmp_path / "empty.sqlite") as empty:
+        merge(empty, other)
+        assert empty.get("a", "t", "1") == secs(6.0)
 
 
 def test_seconds_before_errors_and_later_before_earlier(tmp_path):
