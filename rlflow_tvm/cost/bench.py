@@ -81,7 +81,7 @@ class Bench:
             share = pace()
             return _summary([share * each for each in samples]), 1.0
 
-        found, slowdown = self.undisturbed(series)
+        found, slowdown = self.undisturbed(series, usual_secs)
         return {**found, "slowdown": slowdown}
 
     def pace(self, usual_secs: float | None) -> Pace:
@@ -92,16 +92,16 @@ class Bench:
         """Seconds of the reference kernel, as a `Measurement` has them."""
         return _summary(self._reference.usual())
 
-    def undisturbed(self, series: Callable[[], tuple[T, float]]) -> tuple[T, float]:
+    def undisturbed(self, series: Callable[[], tuple[T, float]], usual_secs: float | None = None) -> tuple[T, float]:
         """What `series` gives while nothing disturbs the machine, and the slowdown, by the reference kernel or by what
-        it says itself; after some tries in vain what it gave when least was."""
+        it says itself; after some tries in vain what it gave when least was. `usual_secs` as in `Pace`."""
         best: tuple[T, float] | None = None
         for turn in range(1 if self._in_vain >= _IN_VAIN else _TRIES):
             if turn:
                 time.sleep(_PAUSE_SECS)
-            before = self._reference.slowdown()
+            before = self._reference.slowdown(usual_secs)
             found, own = series()
-            slowdown = max(before, self._reference.slowdown(), own)
+            slowdown = max(before, self._reference.slowdown(usual_secs), own)
             if best is None or slowdown < best[1]:
                 best = found, slowdown
             if slowdown <= DISTURBED:

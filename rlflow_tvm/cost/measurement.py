@@ -20,7 +20,7 @@ class Measurement:
     `error_kind` tells the errors apart: "build" (could not be scheduled or compiled), "crash" (the worker process
     died of it), "timeout" (build and runs together took longer than the limit), "run" (raised while running).
     `repeats` is the number of timed runs, `spread` their interquartile range divided by the median. `slowdown`: how
-    much longer than at its best a reference kernel took beside them; None where nothing is known.
+    much longer than usual a reference kernel took beside them; None where nothing is known.
     ValueError when the fields contradict one another.
     """
 

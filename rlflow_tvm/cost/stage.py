@@ -64,5 +64,5 @@ class Stage:
             samples, waited = rehearse(parts, self._bench.device, called, pace)
             return {name: summary([samples[i] for i in own]) for name, own in wanted.items()}, waited
 
-        times, slowdown = self._bench.undisturbed(series)
+        times, slowdown = self._bench.undisturbed(series, usual_secs)
         return {name: {**fields, "slowdown": slowdown} for name, fields in times.items()}

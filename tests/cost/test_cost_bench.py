@@ -9,7 +9,7 @@ from rlflow_tvm.cost import bench
 from rlflow_tvm.cost.bench import Bench
 from rlflow_tvm.cost.caches import LocalCaches
 from rlflow_tvm.cost.place import Here
-from rlflow_tvm.cost.reference import Pace
+from rlflow_tvm.cost.reference import Pace, Reference
 
 
 class Slowdowns:
@@ -18,15 +18,15 @@ class Slowdowns:
     def __init__(self, *values: float) -> None:
         self.values = list(values)
 
-    def slowdown(self) -> float:
+    def slowdown(self, _usual_secs: float | None = None) -> float:
         return self.values.pop(0) if self.values else 1.0
 
 
-class Times:
+class Times(Reference):
     """In place of the reference kernel: what it takes, time after time."""
 
     def __init__(self, *secs: float) -> None:
-        self.left = list(secs)
+        self.left, self._best = list(secs), 2.0
 
     def secs(self) -> float:
         return self.left.pop(0)
@@ -64,6 +64,12 @@ def test_seconds_are_those_of_the_usual_speed():
     assert [pace() for _ in range(3)] == pytest.approx([1.0, 1.0, 2.0**0.75])
     as_they_are = Pace(Times(), usual_secs=None)
     assert [as_they_are(), as_they_are()] == [1.0, 1.0]
+
+
+def test_slower_than_usual_or_than_ever():
+    assert Times(3.0).slowdown(usual_secs=2.5) == 1.2
+    reference = Times(3.0, 1.0, 2.0)
+    assert [reference.slowdown() for _ in range(3)] == [1.5, 1.0, 2.0]
 
 
 def test_a_kernel_alone_is_timed_at_the_usual_speed(timed, monkeypatch):

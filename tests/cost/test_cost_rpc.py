@@ -65,7 +65,7 @@ def test_all_servers_measure_and_rows_are_of_their_key(farm, target, tmp_path):
             assert measurement.error is None
             assert 0 < measurement.run_secs < 0.1  # plausible: a millisecond at most, on any machine
             assert measurement.repeats >= 7
-            assert measurement.slowdown >= 1
+            assert measurement.slowdown > 0
             key = f"{kernel.key}/{kernel.cold}"
             assert database.get(key, target_key(target, "pair"), timer.version) == measurement
         assert "host=rpc:pair" in timer.target_key
