@@ -24,6 +24,8 @@ from rlflow_tvm.cost import (
     RpcDevices,
     default_path,
 )
+from rlflow_tvm.cost.reference import rescaled
+from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.envs import GraphRewriteEnv, ManyModelsEnv, RewriteProblem
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.frontend import import_models
@@ -65,20 +67,45 @@ class RecordingDatabase(KernelDatabase):
         self._rows.append([key, name, dict(features)])
 
     def taken(self) -> list[list[Any]]:
-        """The arguments of those calls of `put` and `put_kernel`, as JSON takes them."""
+        """The arguments of those calls of `put` and `put_kernel`, as JSON takes them; before them, of each target, the
+        reference kernel's that the times are reckoned to."""
         rows, self._rows = self._rows, []
-        return rows
+        targets = dict.fromkeys(row[1] for row in rows if not _describes(row))
+        references = {target: self.get(REFERENCE_KEY, target, ONCE_VERSION) for target in targets}
+        told = [
+            [REFERENCE_KEY, target, ONCE_VERSION, dataclasses.asdict(reference), ""]
+            for target, reference in references.items()
+            if reference is not None
+        ]
+        return told + [row for row in rows if row[0] != REFERENCE_KEY]
 
 
 def store_rows(database: KernelDatabase, rows: list[list[Any]], target_key: str) -> None:
-    """Put in what `RecordingDatabase.taken` gave, as far as it is for `target_key` and not known."""
+    """Put in what `RecordingDatabase.taken` gave, as far as it is for `target_key` and not known, at the speed that our
+    times are reckoned to."""
+    share = 1.0
     for row in rows:
-        if len(row) == len(("key", "name", "features")):
+        if _describes(row):
             database.put_kernel(*row)
             continue
-        key, theirs, version, measurement, tvm_version = row
-        if theirs == target_key and database.get(key, theirs, version) is None:
-            database.put(key, theirs, version, Measurement(**measurement), tvm_version)
+        key, theirs, version, fields, tvm_version = row
+        if theirs != target_key:
+            continue
+        measurement, ours = Measurement(**fields), database.get(key, theirs, version)
+        secs = measurement.run_secs
+        if key == REFERENCE_KEY and ours is not None:
+            assert secs is not None, "a reference that failed is not stored"
+            assert ours.run_secs is not None, "a reference that failed is not stored"
+            share = rescaled(ours.run_secs, secs)
+        elif ours is None:
+            if secs is not None and key not in (REFERENCE_KEY, LAUNCH_KEY):
+                measurement = dataclasses.replace(measurement, run_secs=share * secs)
+            database.put(key, theirs, version, measurement, tvm_version)
+
+
+def _describes(row: list[Any]) -> bool:
+    """Whether it is `put_kernel`'s, not `put`'s."""
+    return len(row) == len(("key", "name", "features"))
 
 
 class ConsiderateEnv(gymnasium.Wrapper):

@@ -5,11 +5,11 @@
 
 Each run has a process of its own and leaves OUT/MODEL/METHOD.STEPS.SEED.json; what is there is not run again, and a
 training that was interrupted goes on. All share one kernel database, so that equal kernels cost the same in every run,
-and a model's results one machine: kernels measured and seconds are those that a run needed after the ones before it.
-Searches that draw nothing are run once. A run's curve tells the cheapest graph, all of its kernels measured, after so
-many environment steps: moves tried by a search, steps of an agent's training. Trained agents are then asked for plans
-(`episodes` of sampled actions). `ppo-after-greedy` trains from greedy's plan, `ppo-for-relative` for another reward
-than the usual one.
+and a model's results are of one machine: kernels measured and seconds are those that a run needed after the ones before
+it. Searches that draw nothing are run once. A run's curve tells the cheapest graph, all of its kernels measured, after
+so many environment steps: moves tried by a search, steps of an agent's training. Trained agents are then asked for
+plans (`episodes` of sampled actions). `ppo-after-greedy` trains from greedy's plan, `ppo-for-relative` for another
+reward than the usual one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 from rlflow_tvm import from_onnx
 from rlflow_tvm.agents import AGENTS
 from rlflow_tvm.cli import model_path, parse_target, write_json
-from rlflow_tvm.cost import CostModel, KernelDatabase, PredictionPolicy, default_path, target_key
+from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, PredictionPolicy, default_path
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.envs.rewards import REWARDS
 from rlflow_tvm.errors import UsageError
@@ -131,7 +131,7 @@ def done(run: Run, out: Path) -> None:
     path = run.path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
     row = search_run(run) if run.method in SEARCHES else agent_run(run, path.with_suffix(""))
-    write_json(path, {**dataclasses.asdict(run), "machine": target_key(parse_target(run.target)), **row})
+    write_json(path, {**dataclasses.asdict(run), "prices": prices(run.target), **row})
 
 
 def runs(options: argparse.Namespace) -> Iterator[Run]:
@@ -143,11 +143,17 @@ def runs(options: argparse.Namespace) -> Iterator[Run]:
                     yield Run(model, method, seed, options.steps, options.horizon, options.predict, options.target)
 
 
-def check_machine(folder: Path, target: str) -> None:
-    """UsageError where a result in a model's folder is of another machine: costs are held against each other."""
-    ours = target_key(parse_target(target))
+def prices(target: str) -> str:
+    """Machine, kernels and way of measuring: what two runs must have in common to be held against each other."""
+    with KernelTimer(parse_target(target)) as timer:
+        return f"{timer.target_key}; {timer.graph_version}"
+
+
+def check_prices(folder: Path, target: str) -> None:
+    """UsageError where a result in a model's folder is of another machine or of other kernels."""
+    ours = prices(target)
     for path in sorted(folder.glob("*.json")):
-        theirs = json.loads(path.read_text())["machine"]
+        theirs = json.loads(path.read_text()).get("prices", "an earlier version of this script")
         if theirs != ours:
             raise UsageError(f"{path}: is of {theirs}, this is {ours}; give another --out, or go on there")
 
@@ -171,7 +177,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for model in options.models:
         try:
-            check_machine(options.out / model_name(model), options.target)
+            check_prices(options.out / model_name(model), options.target)
         except UsageError as error:
             parser.error(str(error))
     failed = 0

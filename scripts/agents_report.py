@@ -83,11 +83,11 @@ def rows_of(folder: Path) -> Found:
 
 def table(model: str, methods: dict[tuple[str, int], list[Row]]) -> list[str]:
     """As Markdown."""
-    (machine,) = {row["machine"] for rows in methods.values() for row in rows}
+    (prices,) = {row.get("prices", "an unknown machine") for rows in methods.values() for row in rows}
     lines = [
         f"## {model}",
         "",
-        f"On {machine}.",
+        f"Prices of {prices}.",
         "",
         "| method | steps allowed | seeds | gain | steps until 99 % of it | 95 % of ppo's | seconds | asked |",
         "|---|---|---|---|---|---|---|---|",
@@ -248,9 +248,9 @@ def main() -> int:
     if not found:
         parser.error(f"{options.folder}: no results here; run scripts/agents.py first")
     for model, methods in found.items():
-        machines = sorted({row["machine"] for rows in methods.values() for row in rows})
-        if len(machines) > 1:
-            parser.error(f"{model}: results of {' and '.join(machines)} cannot be held against each other")
+        prices = sorted({row.get("prices", "an unknown machine") for rows in methods.values() for row in rows})
+        if len(prices) > 1:
+            parser.error(f"{model}: results of {' and '.join(prices)} cannot be held against each other")
     lines: list[str] = []
     for model, methods in found.items():
         lines += table(model, methods)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import closing
 
 import pytest
 from fake_cost import FakeCostModel
@@ -11,6 +12,8 @@ from small_models import LANES, conv_chain
 
 from rlflow_tvm import rollouts
 from rlflow_tvm.cost import KernelDatabase, Measurement, QuietMachine
+from rlflow_tvm.cost.reference import rescaled
+from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.envs import GraphRewriteEnv, ManyModelsEnv, RewriteProblem
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.frontend import zoo
@@ -75,14 +78,29 @@ def test_rows_go_with_the_episode_and_into_another_database_once(tmp_path):
         assert here.samples("t", "v") == [("a", {"flops": 3.0}, "", 1.0)]
 
 
+def test_rows_are_stored_at_the_speed_that_our_times_are_reckoned_to(tmp_path):
+    """Another machine's reference kernel took twice as long when its database was begun."""
+
+    def secs(run_secs: float) -> Measurement:
+        return Measurement(run_secs=run_secs, repeats=7)
+
+    with KernelDatabase(tmp_path / "ours.sqlite") as ours, closing(RecordingDatabase(tmp_path / "k.sqlite")) as there:
+        ours.put(REFERENCE_KEY, "t", ONCE_VERSION, secs(1.0))
+        there.put(REFERENCE_KEY, "t", ONCE_VERSION, secs(2.0))
+        for key in ("a", LAUNCH_KEY):
+            there.put(key, "t", "v", secs(8.0))
+            store_rows(ours, json.loads(json.dumps(there.taken())), "t")
+        assert there.taken() == []
+        assert ours.get("a", "t", "v") == secs(8.0 * rescaled(1.0, 2.0))
+        assert ours.get(LAUNCH_KEY, "t", "v") == secs(8.0)
+        assert ours.get(REFERENCE_KEY, "t", ONCE_VERSION) == secs(1.0)
+
+
 class Timer:
     """In place of a timer: nothing is measured."""
 
     def __init__(self, target, database, remote, quiet):
         self.quiet = quiet
-
-    def launch_secs(self) -> float:
-        return 1e-6
 
     def __enter__(self):
         return self

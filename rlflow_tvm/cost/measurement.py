@@ -20,7 +20,8 @@ class Measurement:
     `error_kind` tells the errors apart: "build" (could not be scheduled or compiled), "crash" (the worker process
     died of it), "timeout" (build and runs together took longer than the limit), "run" (raised while running).
     `repeats` is the number of timed runs, `spread` their interquartile range divided by the median. `slowdown`: how
-    much longer than usual a reference kernel took beside them; None where nothing is known.
+    much longer than usual a reference kernel took beside them (on a GPU's host: than at its best), or how much longer
+    than they had a processor they took, if that is more; None where nothing is known.
     ValueError when the fields contradict one another.
     """
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlflow_tvm.cost.database import KernelDatabase
+from rlflow_tvm.cost.reference import rescaled
 from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.errors import CostError
 
-# Their times are reckoned to their reference kernel's, which another machine of the same name may have found otherwise.
+_REFERENCES = f"""
+SELECT target, ours.run_secs, theirs.run_secs
+FROM main.measurement AS ours JOIN other.measurement AS theirs USING (kernel, target, version)
+WHERE kernel = '{REFERENCE_KEY}' AND version = '{ONCE_VERSION}'
+"""
 _TO_OUR_SPEED = f"""
-UPDATE other.measurement SET run_secs = run_secs * speed.share
-FROM (
-    SELECT target, ours.run_secs / theirs.run_secs AS share
-    FROM main.measurement AS ours JOIN other.measurement AS theirs USING (kernel, target, version)
-    WHERE kernel = '{REFERENCE_KEY}' AND version = '{ONCE_VERSION}'
-) AS speed
-WHERE measurement.target = speed.target AND kernel NOT IN ('{REFERENCE_KEY}', '{LAUNCH_KEY}')
+UPDATE other.measurement SET run_secs = run_secs * ?
+WHERE target = ? AND kernel NOT IN ('{REFERENCE_KEY}', '{LAUNCH_KEY}')
 """
 _MERGE_MEASUREMENTS = f"""
 INSERT INTO main.measurement SELECT * FROM other.measurement WHERE true
@@ -68,7 +68,10 @@ def merge(database: KernelDatabase, path: str | os.PathLike[str]) -> Merged:
             reason = error.__cause__ or str(error).replace(str(copy), "it").split(":")[0]
             raise CostError(f"{path} cannot be merged ({reason}): give the path of a kernel database") from error
         with database.transaction(copy) as execute:
-            execute(_TO_OUR_SPEED)  # in the copy
+            # In the copy. Their times are reckoned to their reference kernel's, which another machine of the same name
+            # may have found otherwise.
+            for target, ours, theirs in execute(_REFERENCES).fetchall():
+                execute(_TO_OUR_SPEED, (rescaled(ours, theirs), target))
             before = len(database)
             changed = execute(_MERGE_MEASUREMENTS).rowcount
             added = len(database) - before

@@ -24,9 +24,10 @@ class QuietMachine:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.computing = False
         """Whether this object holds the lock as one that computes."""
-        self._busy = _open(Path(f"{path}.busy"))
+        self._path = Path(path).resolve()  # one and the same for all, however they come to it
+        self._busy = _open(Path(f"{self._path}.busy"))
         try:
-            self._turn = _open(Path(f"{path}.turn"))
+            self._turn = _open(Path(f"{self._path}.turn"))
         except BaseException:
             os.close(self._busy)
             raise
@@ -34,16 +35,16 @@ class QuietMachine:
     def compute(self) -> None:
         """Go on computing, after those that wait to measure; to be called again and again in long work."""
         self.rest()
-        fcntl.flock(self._turn, fcntl.LOCK_EX)
+        self._lock(self._turn, fcntl.LOCK_EX)
         try:
-            fcntl.flock(self._busy, fcntl.LOCK_SH)
+            self._lock(self._busy, fcntl.LOCK_SH)
             self.computing = True
         finally:
-            fcntl.flock(self._turn, fcntl.LOCK_UN)
+            self._lock(self._turn, fcntl.LOCK_UN)
 
     def rest(self) -> None:
         """Compute no longer: what follows disturbs nobody."""
-        fcntl.flock(self._busy, fcntl.LOCK_UN)
+        self._lock(self._busy, fcntl.LOCK_UN)
         self.computing = False
 
     @contextmanager
@@ -51,17 +52,26 @@ class QuietMachine:
         """Nobody else computes or measures inside; one that computes goes on with it afterwards."""
         computing = self.computing
         self.rest()  # two that compute and wait for each other's end would never measure
-        fcntl.flock(self._turn, fcntl.LOCK_EX)
+        self._lock(self._turn, fcntl.LOCK_EX)
         try:
-            fcntl.flock(self._busy, fcntl.LOCK_EX)
+            self._lock(self._busy, fcntl.LOCK_EX)
         finally:
-            fcntl.flock(self._turn, fcntl.LOCK_UN)
+            self._lock(self._turn, fcntl.LOCK_UN)
         try:
             yield
         finally:
             self.rest()
             if computing:
                 self.compute()
+
+    def _lock(self, file: int, how: int) -> None:
+        try:
+            fcntl.flock(file, how)
+        except OSError as error:
+            raise CostError(
+                f"{self._path}.busy cannot be locked ({error.strerror}): set RLFLOW_TVM_HOME to a folder on a disk of "
+                "this machine"
+            ) from error
 
     def close(self) -> None:
         """Give everything back."""

@@ -59,6 +59,11 @@ class Reference:
         return found
 
 
+def rescaled(ours: float, theirs: float) -> float:
+    """What seconds reckoned to a reference kernel of `theirs` are to be multiplied by, to be reckoned to `ours`."""
+    return (ours / theirs) ** _SHARE
+
+
 class Pace:
     """What seconds are to be multiplied by, to be those of the usual speed: asked before the first that are timed, and
     after each.
@@ -79,7 +84,7 @@ class Pace:
         now = self._reference.secs()
         before = now if self._before is None else self._before
         self._before = now
-        return (2.0 * self._usual_secs / (before + now)) ** _SHARE
+        return rescaled(self._usual_secs, (before + now) / 2.0)
 
 
 def _product(parts: int) -> tvm.IRModule:

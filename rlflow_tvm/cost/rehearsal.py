@@ -70,9 +70,9 @@ def rehearse(
     parts: Sequence[Part], device: tvm.runtime.Device, called_secs: float, pace: Callable[[], float] = lambda: 1.0
 ) -> tuple[list[list[float]], float]:
     """Seconds of each launch in each timed run, (launches, runs), and how much longer than it had a processor this
-    thread took for the least interrupted one.
+    thread took for a run, as a median.
 
-    Runs in which it had to wait for one, as others compute on all of them, are left out where there are better ones: a
+    Runs in which it had to wait for one, as others compute on all of them, are left out, but for the better half: a
     reference kernel, which takes less than such a pause, does not see them. `called_secs`: as `call_secs` found;
     `pace`: a `reference.Pace`.
     """
@@ -82,7 +82,7 @@ def rehearse(
         if placement and time.perf_counter() - started > _BUDGET_SECS:
             break
         runs += _runs(_placed(parts, device), pace)
-    waited = min(run.waited for run in runs)
+    waited = median(run.waited for run in runs)
     samples: list[list[float]] = [[] for _ in parts]
     for run in runs:
         if run.waited <= max(waited, _WAITED):

@@ -21,7 +21,7 @@ CREATE TABLE measurement (
     spread      REAL,
     measured_at REAL NOT NULL,   -- seconds since 1970
     tvm_version TEXT NOT NULL,
-    slowdown    REAL,            -- of the machine meanwhile: a reference kernel's time over its usual; NULL: not known
+    slowdown    REAL,            -- of the machine meanwhile, see Measurement; NULL: not known
     PRIMARY KEY (kernel, target, version),
     CHECK ((run_secs IS NULL) <> (error IS NULL))
 ) WITHOUT ROWID

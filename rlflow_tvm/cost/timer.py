@@ -140,10 +140,13 @@ class KernelTimer:
         return [self._known[known_as(kernel), version] for kernel in kernels]
 
     def _alone(self) -> AbstractContextManager[None]:
-        """While no other process measures for the same database."""
+        """While no other process measures for the same database on this machine; not to be entered twice."""
+        return nullcontext() if self._quiet is None and self.remote is not None else self._in_turn()
+
+    def _in_turn(self) -> AbstractContextManager[None]:
         if self._quiet is not None:
             return self._quiet()
-        if self.database is None or self.database.path == ":memory:" or self.remote is not None:
+        if self.database is None or self.database.path == ":memory:":
             return nullcontext()
         if self._turns is None:
             self._turns = QuietMachine(self.database.path)
@@ -232,7 +235,9 @@ class KernelTimer:
 
         `cold` as in `Kernel`.
         """
-        return self._ask(_request(func, cold, self._usual_secs()), limit_secs or self.timeout_secs)
+        request = _request(func, cold, self._usual_secs())
+        with self._alone():
+            return self._ask(request, limit_secs or self.timeout_secs)
 
     def difference(self, func: tirx.PrimFunc, other: tirx.PrimFunc) -> float | None:
         """Greatest difference between what the two write on the same inputs, as a share of `func`'s range.
@@ -260,7 +265,7 @@ class KernelTimer:
         if key not in self._once and (stored := self._stored(key)) is not None:
             self._once[key] = stored
         if key not in self._once:
-            with self._alone():
+            with self._in_turn():  # two searches that use the same servers are to have one and the same
                 self._once[key] = self._stored(key) or self._measure_once(key, op, what)
         return self._once[key]
 

@@ -35,7 +35,7 @@ from rlflow_tvm.agents.world.training import make_model
 from rlflow_tvm.agents.world.vision import site_counts
 from rlflow_tvm.errors import AgentError
 
-CONFIG = WorldModelConfig(hidden=24, memory=64, members=1, vision_steps=800, memory_steps=600, patience=500)
+CONFIG = WorldModelConfig(hidden=24, memory=64, members=1, vision_steps=800, memory_steps=600, memory_patience=500)
 
 
 @pytest.fixture(scope="module")
@@ -263,8 +263,9 @@ def test_a_part_learns_until_it_knows_what_was_held_out_no_better(toy_sizes, epi
     """And is then what it was at its best."""
     torch.manual_seed(0)
     config = dataclasses.replace(
-        CONFIG, latent=8, hidden=8, rounds=1, memory=32, gaussians=2, memory_steps=3000, patience=60, learning_rate=0.01
-    )
+        CONFIG, latent=8, hidden=8, rounds=1, memory=32, gaussians=2, memory_steps=3000, memory_patience=60,
+        learning_rate=0.01,
+    )  # fmt: skip
     model = make_model(toy_sizes, config)
     learner = MemoryLearner(model, config, 0)
     learner.prepare(Experience(model, episodes[:8]), Experience(model, episodes[200:]))

@@ -15,6 +15,7 @@ from test_cost_database import BAD, GOOD
 from rlflow_tvm.cost import KernelDatabase, Measurement
 from rlflow_tvm.cost.database import TunedRow
 from rlflow_tvm.cost.merge import Merged, merge
+from rlflow_tvm.cost.reference import rescaled
 from rlflow_tvm.cost.schema import LAUNCH_KEY, REFERENCE_KEY
 from rlflow_tvm.errors import CostError
 
@@ -56,7 +57,9 @@ def test_times_are_reckoned_to_our_reference(tmp_path):
     database(other, {"a": secs(6.0)}, target="another")
     with KernelDatabase(path) as ours:
         assert merge(ours, other) == Merged(added=4, replaced=1, kept=1)
-        assert [ours.get(key, "t", "1") for key in theirs] == [secs(2.0), secs(3.0), BAD, secs(4.0), secs(1.0)]
+        share = rescaled(2.0, 4.0)
+        expected = [secs(2.0), secs(6.0 * share), BAD, secs(8.0 * share), secs(1.0)]
+        assert [ours.get(key, "t", "1") for key in theirs] == expected
         assert ours.get("a", "another", "1") == secs(6.0)
     with KernelDatabase(tmp_path / "empty.sqlite") as empty:
         merge(empty, other)

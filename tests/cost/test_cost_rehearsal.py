@@ -109,38 +109,56 @@ def test_what_calling_takes_is_not_counted():
     assert all(each > 0 for each in never)
 
 
-def test_each_run_has_a_pace_of_its_own():
+class Clock:
+    """In place of the module `time`: what passes is what is told to pass."""
+
+    def __init__(self) -> None:
+        self.passed = self.had = 0.0  # seconds, and those of a processor
+
+    def perf_counter(self) -> float:
+        return self.passed
+
+    def thread_time(self) -> float:
+        return self.had
+
+    def compute(self, *_arguments: tvm.runtime.Tensor) -> None:
+        self.passed += 0.02
+        self.had += 0.02
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(rehearsal, "time", made)
+    return made
+
+
+def test_each_run_has_a_pace_of_its_own(clock):
     asked = []
 
     def pace():
         asked.append(1.0 + len(asked) % 2)
         return asked[-1]
 
-    player = Player(0.02)
-    (samples,), _ = rehearse([Part(player, [((4,), F32)], (0,))], CPU, 0.0, pace)
+    (samples,), _ = rehearse([Part(clock.compute, [((4,), F32)], (0,))], CPU, 0.0, pace)
     assert len(asked) > len(samples)  # before each placement's first, too
-    assert 0.02 <= min(samples) < 0.04 <= max(samples)
+    assert samples[:4] == pytest.approx([0.04, 0.02, 0.04, 0.02])
 
 
-def test_interrupted_runs_are_left_out_where_there_are_others(monkeypatch):
-    """A pause in which the thread has no processor, in every second run; then in all of them."""
-    player = Player(0.02)
-    pauses = []
+@pytest.mark.parametrize(("every", "kept", "waited"), [(3, {0.02}, 1.0), (1, {0.04}, 2.0)], ids=["some", "all"])
+def test_interrupted_runs_are_left_out_where_there_are_others(clock, every, kept, waited):
+    calls = []
 
-    def sometimes(*arguments):
-        player(*arguments)
-        if every(len(pauses)):
-            time.sleep(0.02)
-        pauses.append(1)
+    def interrupted(*arguments):
+        calls.append(arguments)
+        clock.compute()
+        if len(calls) % every == 0:
+            clock.passed += 0.02  # without a processor
 
-    every = (1).__and__
-    (samples,), waited = rehearse([Part(sometimes, [((4,), F32)], (0,))], CPU, 0.0)
-    assert max(samples) < 0.04
-    assert waited < 1.5
-    every = bool
-    (samples,), waited = rehearse([Part(sometimes, [((4,), F32)], (0,))], CPU, 0.0)
-    assert min(samples) > 0.04
-    assert waited > 1.5
+    (samples,), found = rehearse([Part(interrupted, [((4,), F32)], (0,))], CPU, 0.0)
+    assert {round(each, 6) for each in samples} == kept
+    assert len(samples) > len(calls) / 2
+    assert found == pytest.approx(waited, rel=0.01)
 
 
 def test_a_call_takes_little(target):

@@ -30,9 +30,9 @@ class WorldModelConfig:
         learning_rate: of V and of M at first; it falls with the square of what is left (RLFlow's polynomial decay).
         vision_steps: gradient steps of V at most, on `vision_batch` graphs each.
         memory_steps: gradient steps of M at most, on `memory_batch` whole episodes each.
-        patience: gradient steps without a better V, by the episodes held out, after which it has learnt enough; the
-            best one is kept.
-        memory_patience: the same of M.
+        patience: gradient steps without a better V, or better heads of M for sites, by the episodes held out, after
+            which they have learnt enough; the best ones are kept.
+        memory_patience: the same of the rest of M, which is at its best after some hundred.
         held_out: share of the random episodes that nothing is learnt from, to judge V and M by.
         random_share: of the real environment's steps, those of the random agent; the rest are the controller's.
         remembered_share: of the real episodes, those that begin at a remembered graph rather than at the start.
