@@ -141,6 +141,21 @@ def test_values_of_any_size_are_learnt_as_fast(scale, sizes, random_observation)
     assert told == pytest.approx([1.0, 2.0], abs=0.2)
 
 
+def test_units_of_values_are_running_means_without_a_beginning(sizes, random_observation):
+    """As if those of 0.8 of the mean before, and so on, were divided by what their weights come to."""
+    with torch.random.fork_rng(devices=[]):
+        learner = PPO(sizes, PPOConfig(hidden=16, rounds=1, n_epochs=1, scale_rewards=False), seed=0)
+    observation, seen = random_observation(np.random.default_rng(0)), []
+    for scale in (0.01, 3.0, 0.5):
+        episodes = one_step_episodes(learner, observation, lambda site, by=scale: by * (1 + site))
+        rewards = np.concatenate([episode.rewards for episode in episodes])
+        learner.update(episodes)
+        seen.append((rewards.mean(), rewards.std()))
+        weights = 0.8 ** np.arange(len(seen))[::-1]
+        units = [float(learner.policy.value_mean), float(learner.policy.value_deviation)]
+        assert units == pytest.approx(list(np.average(seen, axis=0, weights=weights)), rel=1e-3)
+
+
 def test_target_kl_ends_the_epochs_early(sizes, random_observation):
     config = PPOConfig(hidden=16, rounds=1, minibatch_size=40, n_epochs=20, learning_rate=0.03, target_kl=0.01)
     with torch.random.fork_rng(devices=[]):

@@ -12,8 +12,10 @@ from training_checks import SMALL, assert_same_training, curve, known_of, most_o
 from rlflow_tvm.agents import load_agent
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.places import Places
+from rlflow_tvm.agents.policy import UniformPolicy
 from rlflow_tvm.agents.pool import Workers
 from rlflow_tvm.agents.rollout import Episode
+from rlflow_tvm.agents.world import real as real_episodes
 from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.real import JUDGED, RealEpisodes
 from rlflow_tvm.agents.world.rollouts import Rollouts
@@ -162,6 +164,27 @@ def test_episodes_are_kept_with_what_was_known_before_them(env, tmp_path):
         for kept in episode.observations:
             assert np.array_equal(kept.site_known, places.known(kept.site_places))
         places.learn([episode])
+
+
+def test_episodes_begin_at_graphs_of_the_same_iteration(env, tmp_path, monkeypatch):
+    """Each is cheaper than those before it here; those that judge begin at the start."""
+    config = dataclasses.replace(SMALL, remembered=1, remembered_share=0.9)
+    real = RealEpisodes(env, config, 0, tmp_path / "rollouts")
+    real.begin()
+    began, collect = [], real_episodes.collect_episode
+
+    def collected(environment, policy, rng, on_step, start):
+        began.append(start)
+        episode, number = collect(environment, policy, rng, on_step), len(began)
+        return dataclasses.replace(episode, summary={"model": "m", "run_secs": 1 / number, "plan": {"number": number}})
+
+    monkeypatch.setattr(real_episodes, "collect_episode", collected)
+    policy = UniformPolicy(real.sizes)
+    real.collect_until(100, 0, policy, policy)
+    assert set(began[::JUDGED]) == {None}
+    remembered = {number: start["plan"]["number"] for number, start in enumerate(began) if start is not None}
+    assert len(remembered) > 2
+    assert all(number == found for number, found in remembered.items())
 
 
 @pytest.mark.timeout(900)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import mmap
 import os
 import subprocess
@@ -96,6 +98,22 @@ def test_an_error_while_measuring_gives_the_lock_back(tmp_path):
             raise ZeroDivisionError
         with other.measuring():
             pass
+
+
+def test_a_link_to_the_file_is_the_same_lock(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "lock")
+    with QuietMachine(tmp_path / "link"):
+        assert {path.name for path in tmp_path.iterdir()} == {"link", "lock.busy", "lock.turn"}
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def refused(*_arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with QuietMachine(tmp_path / "lock") as quiet:
+        monkeypatch.setattr(fcntl, "flock", refused)
+        with pytest.raises(CostError, match=r"lock\.busy cannot be locked \(No locks available\): set RLFLOW_TVM_HOME"):
+            quiet.compute()
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path):

@@ -16,7 +16,8 @@ from cost_kernels import SCHEDULE, FakeKernel, add, endless, far_read, gather, m
 from rlflow_tvm.cost import KernelDatabase, KernelTimer, Measurement, bench, target_key
 from rlflow_tvm.cost.machine import cores, cpu_model
 from rlflow_tvm.cost.place import Here
-from rlflow_tvm.cost.timer import LAUNCH_KEY
+from rlflow_tvm.cost.rehearsal import Step
+from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.errors import CostError
 
 
@@ -106,6 +107,25 @@ def test_launch_overhead(target):
         assert len(database) == 1
         assert database.get(LAUNCH_KEY, target_key(target), "1").run_secs == secs
         assert KernelTimer(target, database, schedule=SCHEDULE).launch_secs() == secs
+
+
+@pytest.mark.parametrize("how", ["alone", "in a graph", "for once"])
+def test_times_are_reckoned_to_the_usual_speed(target, how):
+    """Alike, whether the reference kernel took a second when the database was begun, or a ten-thousandth of one."""
+    kernel, found = FakeKernel(add(64, 64), "k"), []
+    steps = (Step(kernel.func, kernel.key, "", (0, 1, 2)),)
+    for usual_secs in (1.0, 1e-4):
+        with KernelDatabase(":memory:") as database, KernelTimer(target, database, schedule=SCHEDULE) as timer:
+            usual = Measurement(run_secs=usual_secs, repeats=7)
+            database.put(REFERENCE_KEY, timer.target_key, ONCE_VERSION, usual)
+            if how == "for once":
+                found.append(timer.time(kernel.func))
+            else:
+                found += timer.measure([kernel], None, (lambda: steps) if how == "in a graph" else None)
+            assert database.get(REFERENCE_KEY, timer.target_key, ONCE_VERSION) == usual
+    slow, fast = (each.run_secs for each in found)
+    assert slow > 100 * fast  # 1000, but for what the machine does meanwhile
+    assert found[0].slowdown < found[1].slowdown
 
 
 def test_worker_has_its_threads_and_no_torch(target):
