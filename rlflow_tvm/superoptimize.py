@@ -44,8 +44,10 @@ def optimize(
     with _stopped_by_ctrl_c(problem) if interruptible else nullcontext():
         result = search.run(problem, progress)
     if result.state.actions:
-        # outputs are compared here, wherever kernels were measured
-        check_state(result.state, cost_model.target if cost_model.timer.remote is None else as_target(None))
+        if cost_model.timer.remote is None:
+            check_state(result.state, cost_model.target, choices=cost_model.choices)
+        else:  # outputs are compared here, where what was measured there decides nothing
+            check_state(result.state, as_target(None))
     return result
 
 

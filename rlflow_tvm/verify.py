@@ -12,16 +12,18 @@ from tvm import relax
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.ir import Detached
-from rlflow_tvm.kernels import pipeline
+from rlflow_tvm.kernels import BY_SHAPE, Choices, pipeline
 from rlflow_tvm.passes import GraphState, RewriteAction
 
 TOLERANCE = 1e-3
 """Largest difference allowed, as a share of the output's range: rewriting changes the order of float sums."""
 
 
-def run_module(mod: tvm.IRModule, target: tvm.target.Target, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+def run_module(
+    mod: tvm.IRModule, target: tvm.target.Target, inputs: Sequence[np.ndarray], choices: Choices = BY_SHAPE
+) -> list[np.ndarray]:
     """Compile `mod` (bound form) with our pipeline, run it once on the CPU; outputs in order, tuples flattened."""
-    executable = tvm.compile(mod, target, relax_pipeline=pipeline(target))
+    executable = tvm.compile(mod, target, relax_pipeline=pipeline(target, choices))
     machine = relax.VirtualMachine(executable, tvm.cpu())
     result = machine["main"](*(tvm.runtime.tensor(array) for array in inputs))
     return [tensor.numpy() for tensor in flatten(result)]
@@ -58,9 +60,14 @@ def range_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) ->
     return worst
 
 
-def check_state(state: GraphState, target: tvm.target.Target, seed: int = 0) -> float:
-    """Compare `state`'s outputs with those of the module it was reached from; see `Comparison`."""
-    return Comparison(state.origin(), target, seed).check(state)
+def check_state(state: GraphState, target: tvm.target.Target, seed: int = 0, choices: Choices = BY_SHAPE) -> float:
+    """Compare `state`'s outputs with those of the module it was reached from; see `Comparison`.
+
+    It is built with what is decided from shapes alone, and once more with other `choices`: either may be deployed.
+    """
+    comparison = Comparison(state.origin(), target, seed)
+    error = comparison.check(state)
+    return error if choices is BY_SHAPE else max(error, comparison.check_kernels(state, choices))
 
 
 class Comparison:
@@ -96,12 +103,15 @@ class Comparison:
             )
         self._weights, self._expected = chosen
 
-    def _run(self, state: GraphState) -> list[np.ndarray]:
-        return run_module(Detached(state.mod, self._weights).bind(), self._target, self._inputs)
+    def _run(self, state: GraphState, choices: Choices = BY_SHAPE) -> list[np.ndarray]:
+        return run_module(Detached(state.mod, self._weights).bind(), self._target, self._inputs, choices)
 
-    def error(self, state: GraphState) -> float:
-        """Largest difference between `state`'s outputs and the start's, as a share of the output's range."""
-        return range_error(self._run(state), self._expected)
+    def error(self, state: GraphState, choices: Choices = BY_SHAPE) -> float:
+        """Largest difference between `state`'s outputs and the start's, as a share of the output's range.
+
+        The start was built with `BY_SHAPE`, whatever the `choices` here.
+        """
+        return range_error(self._run(state, choices), self._expected)
 
     def check(self, state: GraphState) -> float:
         """`error`, if it is within `TOLERANCE`; else RewriteError, naming the first rule after which it is not."""
@@ -111,6 +121,18 @@ class Comparison:
             raise RewriteError(
                 f"the rewritten module's outputs differ by {error:.1e} of their range, first after {culprit} "
                 f"(action {number}): this is a bug, please report it with the model and the plan"
+            )
+        return error
+
+    def check_kernels(self, state: GraphState, choices: Choices) -> float:
+        """`error` with the kernels of `choices`, if it is within `TOLERANCE`; else RewriteError. `check` comes first:
+        it tells a wrong rewrite from a wrong kernel."""
+        error = self.error(state, choices)
+        if error > TOLERANCE:
+            raise RewriteError(
+                f"the outputs of the rewritten module differ by {error:.1e} of their range where it is built with the "
+                "kernels that measured fastest (without a database they are right): this is a bug, please report it "
+                "with the model and the plan"
             )
         return error
 

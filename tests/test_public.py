@@ -112,8 +112,14 @@ def test_superoptimize_leaves_a_module_alone_that_computes_nothing(body: str) ->
 
 def test_outputs_are_compared_here_whatever_machines_were_measured_on(monkeypatch):
     compared_for: list[tvm.target.Target] = []
+    compared_with = []
+
+    def check_state(_state, target, choices=None):
+        compared_for.append(target)
+        compared_with.append(choices)
+
     monkeypatch.setattr(superoptimize, "RewriteProblem", lambda *_: None)
-    monkeypatch.setattr(superoptimize, "check_state", lambda _state, target: compared_for.append(target))
+    monkeypatch.setattr(superoptimize, "check_state", check_state)
     result = SimpleNamespace(state=SimpleNamespace(actions=("one",)))
     search = SimpleNamespace(run=lambda *_: result)
     device = as_target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72", "num-cores": 4})
@@ -122,3 +128,4 @@ def test_outputs_are_compared_here_whatever_machines_were_measured_on(monkeypatc
     with CostModel(TARGET) as cost_model:
         optimize(None, search, cost_model)
     assert [str(target) for target in compared_for] == [str(as_target(None)), str(TARGET)]
+    assert compared_with == [None, cost_model.choices]

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import tvm
 from small_models import LANES, TARGET, module
-from tvm import relax
+from tvm import relax, te
 from tvm.relax import op as rx
 
 from rlflow_tvm import verify
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.ir import Detached, detach
+from rlflow_tvm.kernels import Choices
+from rlflow_tvm.kernels.tuned import marked
 from rlflow_tvm.passes import GraphState, RewriteAction, RewriteRule, RuleSet
 from rlflow_tvm.verify import TOLERANCE, Comparison, check_state, range_error
 
@@ -44,6 +46,23 @@ def test_variances_stay_positive():
     assert check_state(rewritten(mod, weights, RIGHT), TARGET) <= TOLERANCE
 
 
+def test_kernels_chosen_by_measuring_are_checked_too():
+    mod = module({"x": (4, 8)}, {}, lambda emit, x: rx.tanh(x))
+    state = rewritten(mod, {}, RIGHT)
+    asked = []
+
+    def doubled(func):
+        asked.append(func)
+        x = te.placeholder((4, 8), name="x")
+        wrong = te.create_prim_func([x, te.compute((4, 8), lambda i, j: 2 * x[i, j])])
+        return marked(wrong).with_attr("global_symbol", func.attrs["global_symbol"])
+
+    with pytest.raises(RewriteError, match=r"built with the kernels that measured fastest .* they are right"):
+        check_state(state, TARGET, choices=Choices(schedule=doubled))
+    assert len(asked) == 1
+    assert check_state(state, TARGET, choices=Choices()) <= TOLERANCE
+
+
 def test_matrix_under_a_root_keeps_its_signs_where_nothing_else_is_finite():
     mod = module({"x": (4, 8)}, {"w": (8, 8)}, lambda emit, x, w: rx.tanh(emit(rx.matmul(x, emit(rx.sqrt(w))))))
     with pytest.raises(RewriteError, match="first after wrong@"):
@@ -62,9 +81,9 @@ def test_indices_stay_what_they_are(monkeypatch):
         builder.emit_func_output(output)
     seen = []
 
-    def run_module(mod, target, inputs):
+    def run_module(mod, *others):
         seen.extend(tensor.numpy().tolist() for tensor in detach(mod).weights.values())
-        return verify_run(mod, target, inputs)
+        return verify_run(mod, *others)
 
     verify_run = verify.run_module
     monkeypatch.setattr(verify, "run_module", run_module)

@@ -23,7 +23,9 @@ class Conv:
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
     blocks: tuple[int, int, int] = (0, 0, 0)  # of data, kernel and output
-    epilogue: str = "bias relu"  # what follows, in order; an active-residual passes a ReLU before it is added
+    # what follows, in order; an active-residual passes a ReLU before it is added, a stretched one is larger in each
+    # axis of extent 1
+    epilogue: str = "bias relu"
 
 
 def to_blocks(image: np.ndarray, block: int) -> np.ndarray:
@@ -62,21 +64,27 @@ def arrays(conv: Conv) -> tuple[dict[str, np.ndarray], np.ndarray]:
     kernel = rng.standard_normal((conv.channels[1], conv.channels[0] // conv.groups, *conv.kernel), dtype="float32")
     result = reference(conv, data, kernel)
     extra = {}
-    if "bias" in conv.epilogue:
-        extra["bias"] = rng.standard_normal((1, conv.channels[1], 1, 1), dtype="float32")
-        result = result + extra["bias"]
-    if "residual" in conv.epilogue:
-        extra["residual"] = rng.standard_normal(result.shape, dtype="float32")
-        result = result + (np.maximum(extra["residual"], 0) if "active" in conv.epilogue else extra["residual"])
-    if "silu" in conv.epilogue:
-        result = result / (1 + np.exp(-result))
-    if "relu" in conv.epilogue:
-        result = np.maximum(result, 0)
+    for step in conv.epilogue.split():
+        if step == "relu":
+            result = np.maximum(result, 0)
+        elif step == "silu":
+            result = result / (1 + np.exp(-result))
+        else:
+            name = step.removeprefix("active-")
+            extra[name] = rng.standard_normal(_extents(name, result.shape), dtype="float32")
+            result = result + (np.maximum(extra[name], 0) if step.startswith("active-") else extra[name])
     data_block, kernel_block, out_block = conv.blocks
     arguments = {"data": to_blocks(data, data_block)}
     arguments |= {name: to_blocks(value, out_block) for name, value in extra.items()}
     arguments["kernel"] = kernel_to_blocks(kernel, kernel_block)
     return arguments, to_blocks(result, out_block)
+
+
+def _extents(operand: str, shape: tuple[int, ...]) -> list[int]:
+    """Of an operand of the epilogue, added to what has this shape."""
+    if operand == "bias":
+        return [1, shape[1], 1, 1]
+    return [6 if extent == 1 and operand == "stretched-residual" else extent for extent in shape]
 
 
 def graph(conv: Conv, arguments: dict[str, np.ndarray]) -> tvm.IRModule:

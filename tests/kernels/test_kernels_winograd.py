@@ -73,6 +73,11 @@ CASES = {
     "batch": Conv((16, 40), (14, 14), batch=3, padding=ONE),
     "residual": Conv((24, 24), (15, 15), padding=ONE, epilogue="bias residual relu"),
     "silu": Conv((16, 16), (9, 9), batch=2, padding=ONE, epilogue="bias silu"),
+    "stretched": Conv((6, 24), (1, 1), padding=ONE, epilogue="bias relu stretched-residual"),
+    "stretched to the right": Conv((6, 24), (5, 1), batch=2, padding=ONE, epilogue="bias silu stretched-residual"),
+    "stretched over images": Conv((6, 16), (5, 4), padding=ONE, epilogue="bias stretched-residual relu"),
+    "stretched, bare": Conv((6, 16), (1, 1), padding=ONE, epilogue="stretched-residual"),
+    "stretched blocks": Conv((16, 32), (1, 1), padding=ONE, blocks=(16, 16, 16), epilogue="bias stretched-residual"),
     "bare": Conv((16, 16), (9, 9), padding=ONE, epilogue=""),
     "blocks of 16": Conv((32, 48), (13, 13), padding=ONE, blocks=(16, 16, 16), epilogue="bias residual relu"),
     "blocks of 8": Conv((24, 40), (13, 13), padding=ONE, blocks=(8, 8, 8)),
@@ -149,6 +154,15 @@ def test_what_a_residual_passes_before_is_in_the_epilogue(size):
     (kernel,) = kernels(conv, size)
     assert schedule_kernel(kernel.func, TARGET).attrs["rlflow.schedule_rule"] == "winograd"
     assert error(conv, size) < ERROR[size]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_larger_than_the_convolution_is_no_epilogue(size):
+    """The gate of a squeeze-and-excitation is stretched over the image that it scales."""
+    conv = CASES["stretched"]
+    (kernel,) = kernels(conv, size)
+    assert kernel.name == "fused_winograd_add_relu_add"
+    assert schedule_kernel(kernel.func, TARGET).attrs["rlflow.schedule_rule"] == "winograd"
 
 
 def test_operator_before_stays_outside():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import tvm
+import tvm_ffi
 from tvm import IRModule, s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -31,8 +33,9 @@ def narrowed(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def fold_epilogue(sch: s_tir.Schedule, block: SBlockRV, *, apart: bool = False) -> SBlockRV:
     """Inlines the element-wise blocks after `block` into the last of them, which is returned.
 
-    Where what follows is not one block with an axis for each axis of its output, or with `apart`, the result of
-    `block` is copied, the copy returned, and the rest runs as loop nests of its own. Blocks before `block` are left
+    Where what follows is not one block with an axis for each axis of its output, or stretches the result of `block`
+    over something larger (as the gate of a squeeze-and-excitation is), or with `apart`, that result is copied, the copy
+    returned, and the rest runs as loop nests of its own. Blocks before `block` are left
     alone. The result of `block` stays in global scope: TVM keeps buffers of less than a kilobyte on the stack in that
     scope, and in no other.
     """
@@ -53,7 +56,12 @@ def fold_epilogue(sch: s_tir.Schedule, block: SBlockRV, *, apart: bool = False) 
         elif behind:
             nests.append(other)
     consumers = sch.get_consumers(block)
-    if not apart and len(consumers) == 1 and is_injective(sch, consumers[0]):
+    if (
+        not apart
+        and len(consumers) == 1
+        and is_injective(sch, consumers[0])
+        and not _stretches(sch, consumers[0], block)
+    ):
         out = consumers[0]
     else:
         out = sch.cache_write(block, 0, "global")
@@ -73,6 +81,20 @@ def is_injective(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     return len(region) == len(stmt.iter_vars) and all(
         r.min.same_as(i.var) for r, i in zip(region, stmt.iter_vars, strict=True)
     )
+
+
+def _stretches(sch: s_tir.Schedule, reader: SBlockRV, block: SBlockRV) -> bool:
+    """Whether `reader` reads one element of the result of `block` for several of its own."""
+    stmt, (result,) = sch.get(reader), sch.get(block).writes
+    used: list[tirx.Var] = []
+
+    def note(load: tvm.ir.TensorLoad) -> None:
+        if load.source.same_as(result.source):
+            used.extend(var for index in load.indices for var in tirx.analysis.undefined_vars(index))
+
+    tvm_ffi.structural_walk(stmt.body, (tvm.ir.TensorLoad, note))
+    wide = [axis.var for axis in stmt.iter_vars if int(axis.dom.extent) > 1]
+    return any(not any(axis.same_as(var) for var in used) for axis in wide)
 
 
 def marked_blocks(sch: s_tir.Schedule, attribute: str) -> list[SBlockRV]:

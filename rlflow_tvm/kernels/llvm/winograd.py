@@ -36,10 +36,12 @@ class Winograd(CPUScheduleRule):
         (product,) = sch.get_producers(output)
         transformed = next(b for b in sch.get_producers(product))
         before = _inline(sch, (transformed, product, output))
-        for block in before:
+        last = leaf_blocks(sch)[-1]
+        behind = [] if _is_epilogue(sch.get(last), sch.get(output)) else [last]
+        for block in (*before, *behind):
             schedule_map(sch, block, target)
         own = [sch.get(block) for block in (transformed, product, output)]
-        written = _written(sch, own, [sch.get(block) for block in before], vector_lanes(target))
+        written = _written(sch, own, [sch.get(block) for block in before], len(behind), vector_lanes(target))
         # whole tiles and cut ones hold what follows the convolution twice
         return s_tir.Schedule(distinct_variables(written))
 
@@ -65,24 +67,55 @@ def _is_one_of(sch: s_tir.Schedule, block: SBlockRV, others: Sequence[SBlockRV])
     return any(sch.get(block).same_as(sch.get(other)) for other in others)
 
 
-def _written(sch: s_tir.Schedule, own: list[s_tir.SBlock], before: list[s_tir.SBlock], lanes: int) -> tirx.PrimFunc:
-    """The function with the nests of the convolution and its epilogue replaced by the written one."""
+def _is_epilogue(last: s_tir.SBlock, output: s_tir.SBlock) -> bool:
+    """Whether the last block makes of each output of the convolution one element, in the same place.
+
+    It does not where the convolution's result is stretched over something larger, as a squeeze-and-excitation's is.
+    """
+    convolved = output.writes[0].source
+    if last.same_as(output):
+        return True
+    if [int(axis.dom.extent) for axis in last.iter_vars] != [int(extent) for extent in convolved.shape]:
+        return False
+    axes, loads = [axis.var for axis in last.iter_vars], []
+
+    def note(load: tvm.ir.TensorLoad) -> None:
+        if load.source.same_as(convolved):
+            loads.append(list(load.indices))
+
+    tvm_ffi.structural_walk(last.body, (tvm.ir.TensorLoad, note))
+    extents = [int(extent) for extent in convolved.shape]
+    return all(
+        extent == 1 or index.same_as(axis)
+        for indices in loads
+        for index, axis, extent in zip(indices, axes, extents, strict=True)
+    )
+
+
+def _written(
+    sch: s_tir.Schedule, own: list[s_tir.SBlock], before: list[s_tir.SBlock], behind: int, lanes: int
+) -> tirx.PrimFunc:
+    """The function with the nests of the convolution and its epilogue replaced by the written one.
+
+    `behind`: how many nests at the end are no epilogue and stay; they read the convolution's result from memory.
+    """
     func = sch.mod["main"]
     root = func.body.block
     nests = list(root.body.seq)
     transformed, product, output = own
-    last = sch.get(leaf_blocks(sch)[-1])
+    last = output if behind else sch.get(leaf_blocks(sch)[-1])
     convolved = output.writes[0].source
     plan = Plan(*(int(number) for number in output.annotations[WINOGRAD_ATTR]))
     taps = next(r.source for r in product.reads if not r.source.same_as(transformed.writes[0].source))
     shape = tuple(int(extent) for extent in convolved.shape)
     nest = Nest(plan, transformed.reads[0].source, taps, shape, lanes)
     emit = Emitter()
-    kept = nests[: len(before)]
-    for stmt in kept:
+    for stmt in nests[: len(before)]:
         emit.add(stmt)
     nest.emit(emit, _finish(last, output))
-    used = [buffer for block in before for region in block.writes for buffer in [region.source]]
+    for stmt in nests[len(nests) - behind :]:
+        emit.add(stmt)
+    used = [region.source for block in before for region in block.writes] + [convolved] * bool(behind)
     held = [b for b in root.alloc_buffers if any(b.same_as(other) for other in used)]
     return func.with_body(root_block(emit.statement(), [*held, *emit.buffers]))
 
