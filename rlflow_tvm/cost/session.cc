@@ -1,6 +1,7 @@
 // What keeps a server of TVM's RPC alive, run by the process that it forks for a session: the server gives up where that
 // process ends with another exit code than 0, be it a kernel's crash or a client that was killed before the answer; and
 // it waits for ever where the client has died while a kernel hangs.
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -48,11 +49,32 @@ int client() {
   return connections == 1 ? found : -1;
 }
 
-void watch(int connection) {
+int connection = -1;
+
+// Ends this process if its client is gone.
+void look(int) {
+  pollfd watched{connection, POLLRDHUP, 0};
+  if (poll(&watched, 1, 0) > 0) _exit(0);
+}
+
+void watch() {
   pollfd watched{connection, POLLRDHUP, 0};
   while (poll(&watched, 1, -1) <= 0) {
   }
   _exit(0);
+}
+
+// SIGIO for whatever happens to the connection: where the client is gone, it interrupts what is being run, a kernel or
+// the server's own code before that has made an exit code of the error. A thread is not sure to have its turn by then.
+void attend() {
+  struct sigaction action{};
+  action.sa_handler = look;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGIO, &action, nullptr);
+  const int flags = fcntl(connection, F_GETFL);
+  if (flags == -1 || fcntl(connection, F_SETOWN, getpid()) == -1) return;
+  fcntl(connection, F_SETFL, flags | O_ASYNC);
+  look(SIGIO);  // it may have been gone before
 }
 
 }  // namespace
@@ -61,8 +83,11 @@ void watch(int connection) {
 EXPORTED __tvm_ffi_protect(ARGUMENTS) {
   (void)args;
   for (int fatal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGALRM}) signal(fatal, leave);
-  const int connection = client();
-  if (connection != -1) std::thread(watch, connection).detach();
+  connection = client();
+  if (connection != -1) {
+    std::thread(watch).detach();
+    attend();
+  }
   *result = TVMFFIAny{};
   return 0;
 }

@@ -98,7 +98,7 @@ class Farm:
             except CostError:
                 pass
             time.sleep(0.1)
-        raise RuntimeError(f"waited in vain for {what}: {[server.log.read_text()[-1000:] for server in self._all]}")
+        raise RuntimeError(f"waited in vain for {what}: {[server.log.read_text()[-4000:] for server in self._all]}")
 
     def __enter__(self) -> Farm:
         return self
