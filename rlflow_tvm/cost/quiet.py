@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rlflow_tvm.errors import CostError
+
+_SILENT_SECS = 60.0  # of waiting: a graph's kernels are seldom longer in being measured
+_logger = logging.getLogger(__name__)
 
 
 class QuietMachine:
@@ -16,9 +21,9 @@ class QuietMachine:
 
     Two files beside `path`, which stay: ".busy" is locked shared by those that compute, and alone by the one that
     measures; ".turn" is passed by everybody on the way in. Who wants to measure holds it while waiting, so that it
-    need not wait for ever for a moment at which nobody computes. Locks belong to the open files: two objects in one
-    process exclude each other like two processes. Not for use from several threads. CostError where the files cannot
-    be opened.
+    need not wait for ever for a moment at which nobody computes. A long wait is told of in the log. Locks belong to
+    the open files: two objects in one process exclude each other like two processes. Not for use from several threads.
+    CostError where the files cannot be opened.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -66,12 +71,28 @@ class QuietMachine:
 
     def _lock(self, file: int, how: int) -> None:
         try:
-            fcntl.flock(file, how)
+            try:
+                fcntl.flock(file, how | fcntl.LOCK_NB)
+            except BlockingIOError:
+                with self._told():
+                    fcntl.flock(file, how)
         except OSError as error:
             raise CostError(
                 f"{self._path}.busy cannot be locked ({error.strerror}): set RLFLOW_TVM_HOME to a folder on a disk of "
                 "this machine"
             ) from error
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """The log is told if what is inside takes long."""
+        what = "waiting for another process that measures kernels (which locks %s.busy): if it was stopped, end it"
+        timer = threading.Timer(_SILENT_SECS, _logger.warning, (what, self._path))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def close(self) -> None:
         """Give everything back."""

@@ -8,12 +8,14 @@ import mmap
 import os
 import subprocess
 import sys
+import threading
+import time
 from contextlib import contextmanager
 
 import pytest
 from cost_kernels import SCHEDULE, FakeKernel, add
 
-from rlflow_tvm.cost import KernelDatabase, KernelTimer, Measurement, QuietMachine, target_key
+from rlflow_tvm.cost import KernelDatabase, KernelTimer, Measurement, QuietMachine, quiet, target_key
 from rlflow_tvm.errors import CostError
 
 PROCESS = """
@@ -58,6 +60,32 @@ with QuietMachine(path) as quiet:
     quiet.rest()
     state[me] = 3
 """
+
+
+def test_a_long_wait_is_told(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(quiet, "_SILENT_SECS", 0.2)
+    with QuietMachine(tmp_path / "lock") as one, QuietMachine(tmp_path / "lock") as other:
+        one.compute()
+        other.compute()  # side by side
+        other.rest()
+        done = threading.Event()
+
+        def measure():
+            with other.measuring():
+                done.set()
+
+        thread = threading.Thread(target=measure)
+        thread.start()
+        assert not done.wait(1.0)
+        (told,) = caplog.messages
+        assert told.startswith(f"waiting for another process that measures kernels (which locks {tmp_path}/lock.busy)")
+        one.rest()
+        thread.join(10)
+        assert done.is_set()
+        with other.measuring():
+            pass
+    time.sleep(0.4)
+    assert len(caplog.messages) == 1  # nothing is said of a wait that has ended
 
 
 @pytest.mark.timeout(120)
@@ -148,6 +176,7 @@ MEASURES = """
 import json, sys
 from cost_kernels import SCHEDULE, FakeKernel, add
 from tvm.target import Target
+from rlflow_tvm.cost import quiet
 from rlflow_tvm.cost import KernelDatabase, KernelTimer
 
 with KernelDatabase(sys.argv[1]) as database:
