@@ -122,6 +122,20 @@ def test_residual_is_added_in_the_kernel() -> None:
     assert_close(result, np.maximum(product(data, weight) + residual, 0))
 
 
+def test_what_defines_variables_may_be_read_twice() -> None:
+    """Element-wise functions are written with variables of their own (`vector_math`), here into two places."""
+    shapes = [(1, 12, 7, 7), (16, 12, 1, 1), (1, 16, 1, 1)]
+
+    def build(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+        y = relax.op.sigmoid(relax.op.add(relax.op.nn.conv2d(x, w), b))
+        return relax.op.multiply(y, relax.op.nn.relu(relax.op.add(y, b)))
+
+    result, (data, weight, bias), rules = compute(build, shapes, TARGET)
+    assert rules == ["conv2d_pixels"]
+    gate = 1 / (1 + np.exp(-(product(data, weight) + bias)))
+    assert_close(result, gate * np.maximum(gate + bias, 0))
+
+
 def test_what_is_read_may_be_computed_first() -> None:
     """relu before the convolution is fused to it, and no part of it."""
     shapes = [(1, 32, 9, 9), (16, 32, 1, 1)]

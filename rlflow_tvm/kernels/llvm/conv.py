@@ -15,6 +15,7 @@ from .conv_compute import CONV_ATTR, DEPTHWISE_ATTR, PAD_ATTR, UNEVEN_ATTR
 from .conv_loops import accumulate, fold_epilogue, marked_blocks, narrowed, schedule_pad
 from .conv_tile import accumulator_registers, choose_tile
 from .pool_window import schedule_window
+from .tails import distinct_variables
 
 # Writing a plain image out of registers takes a statement for each element of the tile, and LLVM a third of a second
 # for those: only a short reduction gains by it. After a long one the tile goes through memory, channel by channel.
@@ -113,5 +114,6 @@ def merge_pixels(sch: s_tir.Schedule, out: SBlockRV) -> s_tir.Schedule:
         lambda n, c, y, x, *b: (n, c, y * width + x, *b), ndim=len(axes), index_dtype=str(axes[3].var.ty.dtype)
     )
     sch.transform_block_layout(out, merge)
-    # p // width * width + p % width must become p, or the tile that is read cannot be told from its index.
-    return s_tir.Schedule(tirx.transform.StmtSimplify()(sch.mod))
+    # p // width * width + p % width must become p, or the tile that is read cannot be told from its index; and what was
+    # inlined twice defines its variables twice
+    return s_tir.Schedule(distinct_variables(tirx.transform.StmtSimplify()(sch.mod)["main"]))
