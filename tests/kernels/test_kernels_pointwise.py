@@ -144,6 +144,27 @@ def test_what_is_read_may_be_computed_first() -> None:
     assert_close(result, product(np.maximum(data, 0), weight))
 
 
+def test_what_is_read_behind_may_be_computed_first() -> None:
+    """A gate of its own comes before the convolution in the kernel, and goes into its epilogue."""
+    shapes = [(1, 12, 7, 7), (16, 12, 1, 1), (1, 16, 7, 7)]
+
+    def build(x: relax.Expr, w: relax.Expr, gate: relax.Expr) -> relax.Expr:
+        return relax.op.multiply(relax.op.sigmoid(gate), relax.op.nn.conv2d(x, w))
+
+    result, (data, weight, gate), rules = compute(build, shapes, TARGET)
+    assert rules == ["conv2d_pixels"]
+    assert_close(result, product(data, weight) / (1 + np.exp(-gate)))
+
+
+@pytest.mark.parametrize("residual", [(1, 2, 16, 7, 7), (3, 2, 16, 7, 7), (3, 1, 1, 1, 1, 1)], ids=str)
+def test_what_follows_may_have_more_axes(residual: tuple[int, ...]) -> None:
+    shapes = [(2, 12, 7, 7), (16, 12, 1, 1), residual]
+    result, (data, weight, other), _ = compute(
+        lambda x, w, y: relax.op.nn.relu(relax.op.add(relax.op.nn.conv2d(x, w), y)), shapes, TARGET
+    )
+    assert_close(result, np.maximum(product(data, weight) + other, 0))
+
+
 def test_other_calls_are_not_taken() -> None:
     (pixels_option,) = (option for option in IMPLEMENTATIONS["relax.nn.conv2d"] if option.name == "pixels")
 

@@ -73,7 +73,7 @@ def reference(pool: Pool, data: np.ndarray) -> np.ndarray:
 
 
 def build(pool: Pool) -> tvm.IRModule:
-    """The scheduled module of the pool and a relu."""
+    """The scheduled module of the pool and a minimum."""
     n, c, h, w = pool.shape
     shape = (n, c // pool.block, h, w, pool.block) if pool.block else pool.shape
     layout = f"NCHW{pool.block}c" if pool.block else "NCHW"
@@ -82,7 +82,7 @@ def build(pool: Pool) -> tvm.IRModule:
     with builder.function("main", [data]):
         with builder.dataflow():
             value = builder.emit(getattr(relax.op.nn, pool.operator)(data, layout=layout, **pool.attrs))
-            output = builder.emit_output(relax.op.nn.relu(value))
+            output = builder.emit_output(relax.op.minimum(value, relax.const(1.0)))
         builder.emit_func_output(output)
     passes = [
         relax.transform.LegalizeOps(CONV_LEGALIZE),
@@ -95,15 +95,17 @@ def build(pool: Pool) -> tvm.IRModule:
         return tvm.transform.Sequential(passes)(builder.get())
 
 
-def check(pool: Pool) -> None:
-    """A rule takes the pool, and the compiled graph gives what numpy gives."""
+def check(pool: Pool, infinite: float = 0.0) -> None:
+    """A rule takes the pool, and the compiled graph gives what numpy gives. `infinite`: what share of the data is -inf."""
     mod = build(pool)
     functions = [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]
     assert any(f.attrs.get("tirx.is_scheduled") for f in functions)
-    data = np.random.default_rng(3).standard_normal(pool.shape, dtype="float32")
+    rng = np.random.default_rng(3)
+    data = rng.standard_normal(pool.shape, dtype="float32")
+    data[rng.random(pool.shape) < infinite] = -np.inf
     machine = relax.VirtualMachine(tvm.compile(mod, TARGET), tvm.cpu())
     result = machine["main"](tvm.runtime.tensor(to_blocks(data, pool.block))).numpy()
-    expected = to_blocks(np.maximum(reference(pool, data), 0), pool.block)
+    expected = to_blocks(np.minimum(reference(pool, data), 1), pool.block)
     assert result.shape == expected.shape
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
@@ -121,6 +123,13 @@ def test_max_pool(block: int, size: tuple[int, int], ceil_mode: bool) -> None:
     for attrs in (PADDED, BARE, ASYMMETRIC, DILATED):
         if size[0] + attrs["padding"][0] + attrs["padding"][2] >= 3:
             check(Pool("max_pool2d", (1, 32, *size), block, attrs | {"ceil_mode": ceil_mode}))
+
+
+@pytest.mark.parametrize("block", [0, 8])
+@pytest.mark.parametrize("attrs", [PADDED, BARE, dict(pool_size=(12, 14), strides=(1, 1), padding=(0, 0, 0, 0))])
+def test_max_pool_of_infinities(block: int, attrs: dict) -> None:
+    for share in (0.8, 1.0):
+        check(Pool("max_pool2d", (1, 16, 12, 14), block, attrs), infinite=share)
 
 
 @pytest.mark.parametrize("block", [0, 16])

@@ -129,6 +129,27 @@ def test_empty_arrays() -> None:
         assert set(outcome.rules) <= ({"elementwise"} if build is op.matmul else {"empty"})
 
 
+def test_nothing_passes_through_several_operators() -> None:
+    """What lies between them has no elements either."""
+    x, y = (0, 5), (3, 5)
+    cases = [
+        (lambda x: op.exp(op.nn.relu(x)), [x], 0, x),
+        (op.nn.softmax, [x], 0, x),
+        (lambda x: op.mean(op.nn.relu(x), axis=1), [x], 0, (0,)),
+        (lambda x, g, b: op.nn.layer_norm(x, g, b, axes=-1), [x, (5,), (5,)], 0, x),
+        (op.matmul, [x, (5, 9)], 1, (0, 9)),
+        (op.nn.conv2d, [(0, 4, 5, 5), (8, 4, 1, 1)], 1, (0, 8, 5, 5)),
+        (op.nn.conv2d, [(1, 4, 0, 5), (8, 4, 1, 1)], 1, (1, 8, 0, 5)),
+        (lambda x, w: op.nn.conv2d(x, w, padding=1), [(0, 4, 5, 5), (8, 4, 3, 3)], 1, (0, 8, 5, 5)),
+        (lambda x, w: op.nn.conv2d(x, w, padding=1), [(1, 4, 0, 5), (8, 4, 3, 3)], 1, (1, 8, 0, 5)),
+    ]
+    for build, shapes, weights, shape in cases:
+        assert run(graph(build, shapes, weights), random_arrays(shapes), weights).values[0].shape == shape
+    arrays = random_arrays([x, y])
+    outcome = run(graph(lambda x, y: op.concat([op.exp(op.nn.relu(x)), y], 0), [x, y]), arrays)
+    np.testing.assert_array_equal(outcome.values[0], arrays[1])
+
+
 FUNCTIONS = {
     "silu": (lambda y: op.multiply(y, op.sigmoid(y)), lambda y: y / (1.0 + np.exp(-y))),
     "gelu": (op.nn.gelu, lambda y: y * 0.5 * (1.0 + erf(y / np.sqrt(2.0)))),

@@ -30,12 +30,12 @@ def narrowed(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return tirx.transform.ForceNarrowIndexToInt32()(IRModule({"main": func}))["main"]
 
 
-def fold_epilogue(sch: s_tir.Schedule, block: SBlockRV, *, apart: bool = False) -> SBlockRV:
+def fold_epilogue(sch: s_tir.Schedule, block: SBlockRV, *, apart: bool = False, axes: int | None = None) -> SBlockRV:
     """Inlines the element-wise blocks after `block` into the last of them, which is returned.
 
     Where what follows is not one block with an axis for each axis of its output, or stretches the result of `block`
-    over something larger (as the gate of a squeeze-and-excitation is), or with `apart`, that result is copied, the copy
-    returned, and the rest runs as loop nests of its own. Blocks before `block` are left
+    over something larger (as the gate of a squeeze-and-excitation is), or has another number of `axes`, or with
+    `apart`, that result is copied, the copy returned, and the rest runs as loop nests of its own. Blocks before `block` are left
     alone. The result of `block` stays in global scope: TVM keeps buffers of less than a kilobyte on the stack in that
     scope, and in no other.
     """
@@ -56,12 +56,7 @@ def fold_epilogue(sch: s_tir.Schedule, block: SBlockRV, *, apart: bool = False) 
         elif behind:
             nests.append(other)
     consumers = sch.get_consumers(block)
-    if (
-        not apart
-        and len(consumers) == 1
-        and is_injective(sch, consumers[0])
-        and not _stretches(sch, consumers[0], block)
-    ):
+    if not apart and len(consumers) == 1 and _is_epilogue(sch, consumers[0], block, axes):
         out = consumers[0]
     else:
         out = sch.cache_write(block, 0, "global")
@@ -81,6 +76,12 @@ def is_injective(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     return len(region) == len(stmt.iter_vars) and all(
         r.min.same_as(i.var) for r, i in zip(region, stmt.iter_vars, strict=True)
     )
+
+
+def _is_epilogue(sch: s_tir.Schedule, reader: SBlockRV, block: SBlockRV, axes: int | None) -> bool:
+    if not is_injective(sch, reader) or axes not in (None, len(sch.get(reader).iter_vars)):
+        return False
+    return not _stretches(sch, reader, block)
 
 
 def _stretches(sch: s_tir.Schedule, reader: SBlockRV, block: SBlockRV) -> bool:

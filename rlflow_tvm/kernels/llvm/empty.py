@@ -7,6 +7,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
 from tvm.target import Target
+from tvm.tirx.stmt import Stmt
 
 from ..loops import leaf_blocks, loop_kinds
 
@@ -29,7 +30,23 @@ class Empty(CPUScheduleRule):
             kinds = loop_kinds(sch, block, loops)
             if "R" in kinds:
                 sch.decompose_reduction(block, loops[kinds.index("R")])
-        return sch
+        return s_tir.Schedule(_without_nothing(sch.mod["main"]))
+
+
+def _without_nothing(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """`func` without loops of no turns. LLVM allocates no arrays of no elements: those in between get one, for what
+    still names them (a join's branch that is never taken)."""
+    empty = [b for b in func.body.block.alloc_buffers if any(_is_zero(extent) for extent in b.shape)]
+    larger = [tirx.decl_buffer([max(1, int(e)) for e in b.shape], b.dtype, b.name) for b in empty]
+
+    def emptied(loop: tirx.For) -> Stmt:
+        return tirx.Evaluate(tirx.const(0, "int32")) if _is_zero(loop.extent) else loop
+
+    def replaced(buffer: tirx.Buffer) -> tirx.Buffer:
+        return next((new for old, new in zip(empty, larger, strict=True) if old.same_as(buffer)), buffer)
+
+    body = tvm_ffi.structural_map(func.body, (tirx.For, emptied))
+    return func.with_body(tvm_ffi.structural_map(body, (tirx.Buffer, replaced)))
 
 
 def _is_zero(extent: tvm.ir.Expr) -> bool:

@@ -15,6 +15,8 @@ from .conv_loops import fold_epilogue, marked_blocks
 from .elementwise import schedule_map
 from .pixel_conv import PIXELS_ATTR
 
+_AXES = 4  # of the result: image, channel, row, column
+
 
 class PixelConv(CPUScheduleRule):
     """Schedules the functions that hold a convolution of `pixel_conv`, with what is fused to it."""
@@ -26,17 +28,19 @@ class PixelConv(CPUScheduleRule):
         if len(products) != 1:
             return None
         before = _maps_before(sch, products[0])
-        sch = merge_pixels(sch, fold_epilogue(sch, products[0]))
+        sch = merge_pixels(sch, fold_epilogue(sch, products[0], axes=_AXES))
         (conv,) = marked_blocks(sch, PIXELS_ATTR)
         (out,) = sch.get_consumers(conv)
         schedule_tile(sch, conv, out, target)
-        for name in before:
-            schedule_map(sch, sch.get_sblock(name), target)
+        for block in sch.get_child_blocks(sch.get_sblock("root")):
+            if sch.get(block).name_hint in before:
+                schedule_map(sch, block, target)
         return sch
 
 
 def _maps_before(sch: s_tir.Schedule, conv: SBlockRV) -> list[str]:
-    """The names of the blocks before `conv` that are no part of the convolution."""
+    """The names of the blocks before `conv` that are no part of the convolution. What its epilogue reads of them is
+    inlined there."""
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     position = next(i for i, block in enumerate(blocks) if sch.get(block).same_as(sch.get(conv)))
     return [sch.get(b).name_hint for b in blocks[:position] if PAD_ATTR not in sch.get(b).annotations]

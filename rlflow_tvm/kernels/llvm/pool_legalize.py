@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 from tvm import relax, te, tirx
 
@@ -30,7 +31,11 @@ class Window:
 
 
 def _max_pool(data: te.Tensor, window: Window, out_size: tuple[int, int]) -> te.Tensor:
-    return _reduce(data, window, out_size, te.max, tirx.min_value(data.dtype), "max_pool2d")
+    if not str(data.dtype).startswith(("float", "bfloat")):
+        return _reduce(data, window, out_size, te.max, tirx.min_value(data.dtype), "max_pool2d")
+    lowest = tirx.const(-inf, data.dtype)  # TVM's maximum begins at the least finite number
+    reducer = te.comm_reducer(lambda a, b: tirx.max(a, b), lambda dtype: tirx.const(-inf, dtype), name="max")
+    return _reduce(data, window, out_size, reducer, lowest, "max_pool2d")
 
 
 def _avg_pool(data: te.Tensor, window: Window, out_size: tuple[int, int], include_pad: bool) -> te.Tensor:

@@ -52,7 +52,7 @@ def takes_winograd(call: relax.Call, shape: ConvShape) -> bool:
         and shape.groups == 1
         and dtypes == {"float32"}
         and all(block & (block - 1) == 0 for block in blocks)
-        and min(shape.out_size) > 0
+        and min(shape.batch, shape.in_channels, *shape.out_size) > 0
     )
 
 
