@@ -23,6 +23,7 @@ from .choice import Choice, Chooser, Implementation, LegalizeFunc, heuristic_cho
 from .cuda import legalize as cuda
 from .extrema import EXTREMA
 from .llvm import implementations as llvm
+from .llvm.half import is_half_sum, sum_in_float32
 
 Key = tuple
 
@@ -162,7 +163,11 @@ class Legalizer:
         builder = relax.BlockBuilder()
         with builder.function("main", params):
             with builder.dataflow():
-                output = builder.emit_output(alone)
+                if self._target.kind.name == "llvm" and is_half_sum(call):
+                    alone = sum_in_float32(builder, alone)
+                    output = builder.emit_output(relax.op.astype(builder.emit(alone), str(call.ty.dtype)))
+                else:
+                    output = builder.emit_output(alone)
             builder.emit_func_output(output)
         module = builder.finalize()
         try:

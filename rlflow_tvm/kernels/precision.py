@@ -9,28 +9,28 @@ from tvm import relax
 
 from rlflow_tvm.errors import KernelError
 
+from .llvm.half import PRODUCTS, SUMS
+
 DTYPES = ("float16", "bfloat16")
 
 # Computed in float32 and rounded: they sum many terms, or leave the range of float16 on the way.
-_WIDE = frozenset(
-    {
-        "relax.nn.softmax", "relax.nn.log_softmax", "relax.nn.layer_norm", "relax.nn.group_norm", "relax.nn.rms_norm",
-        "relax.nn.instance_norm", "relax.nn.batch_norm", "relax.mean", "relax.sum", "relax.variance", "relax.std",
-        "relax.exp", "relax.log", "relax.erf", "relax.power", "relax.nn.avg_pool2d", "relax.nn.adaptive_avg_pool2d",
-        "relax.nn.avg_pool3d", "relax.nn.gelu", "relax.nn.gelu_tanh",
-    }
-)  # fmt: skip
+_WIDE = SUMS | {
+    "relax.nn.batch_norm", "relax.exp", "relax.log", "relax.erf", "relax.power", "relax.nn.gelu", "relax.nn.gelu_tanh",
+}  # fmt: skip
 _WIDE_DTYPE = "float32"
 
 
 def to_half(mod: tvm.IRModule, dtype: str) -> tvm.IRModule:
     """`mod` (bound or working form, float32) with its activations and weights in `dtype`.
 
-    Inputs and outputs keep their types. Operators that sum many terms or leave the range are computed in float32.
-    KernelError for a `dtype` other than "float16" and "bfloat16".
+    Inputs and outputs keep their types. Operators that sum many terms or leave the range are computed in float32, and
+    so is what becomes an integer. KernelError for a `dtype` other than "float16" and "bfloat16", and for a module that
+    holds float64.
     """
     if dtype not in DTYPES:
         raise KernelError(f"{dtype} is no half precision: there are {', '.join(DTYPES)}")
+    if _holds_float64(mod["main"]):
+        raise KernelError("the module holds float64, which nobody chooses for speed: cast it to float32 first")
     main = mod["main"]
     out = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
     out["main"] = _Caster(dtype).cast(main)
@@ -43,28 +43,31 @@ class _Caster:
         self._builder = relax.BlockBuilder()
         self._values: dict[relax.Var, relax.Expr] = {}
         self._cast: dict[tuple[relax.Expr, str], relax.Expr] = {}
+        self._exact: set[relax.Var] = set()
 
     def cast(self, func: relax.Function) -> relax.Function:
+        self._exact = _become_integers(func)
         params = [relax.Var(param.name, param.ty) for param in func.params]
         self._values.update(zip(func.params, params, strict=True))
         with self._builder.function("main", params):
             with self._builder.dataflow():
                 for block in func.body.blocks:
                     for binding in block.bindings:
-                        self._values[binding.var] = self._emit(binding.value)
+                        self._values[binding.var] = self._emit(binding.value, binding.var in self._exact)
                 output = self._builder.emit_output(self._like(func.body.body))
             self._builder.emit_func_output(output)
         return self._builder.finalize()["main"].with_attrs(func.attrs)
 
-    def _emit(self, value: relax.Expr) -> relax.Expr:
+    def _emit(self, value: relax.Expr, exact: bool) -> relax.Expr:
+        """`exact`: in float32, and left so."""
         if not isinstance(value, relax.Call):
-            return self._builder.emit(self._argument(value, self._dtype))
-        wide = value.op.name in _WIDE
+            return self._builder.emit(self._argument(value, _WIDE_DTYPE if exact else self._dtype))
+        wide = exact or value.op.name in _WIDE or _is_integer_cast(value)
         args = [self._argument(arg, _WIDE_DTYPE if wide else self._dtype) for arg in value.args]
-        if value.op.name == "relax.astype" and str(value.attrs.dtype) == _WIDE_DTYPE:
+        if value.op.name == "relax.astype" and str(value.attrs.dtype) == _WIDE_DTYPE and not exact:
             return self._builder.emit(relax.op.astype(args[0], self._dtype))
         call = self._builder.emit(relax.Call(value.op, args, value.attrs, value.ty_args))
-        return self._to(call, self._dtype)
+        return call if exact else self._to(call, self._dtype)
 
     def _argument(self, arg: relax.Expr, dtype: str) -> relax.Expr:
         if isinstance(arg, relax.Tuple):
@@ -92,6 +95,34 @@ class _Caster:
             return relax.Tuple([self._like(field) for field in output.fields])
         value = self._values[output]
         return self._to(value, str(output.ty.dtype)) if isinstance(output.ty, relax.TensorType) else value
+
+
+def _is_integer_cast(value: relax.Expr) -> bool:
+    """Whether floats become integers: numbers of positions and buckets, of which half precision knows few."""
+    if not isinstance(value, relax.Call) or value.op.name != "relax.astype" or not _holds_floats(value.args[0]):
+        return False
+    return "int" in str(value.attrs.dtype)
+
+
+def _become_integers(func: relax.Function) -> set[relax.Var]:
+    """The variables of floats that are cast to integers, and those that they are computed from, up to products."""
+    found: set[relax.Var] = set()
+    for block in reversed(func.body.blocks):
+        for binding in reversed(block.bindings):
+            value = binding.value
+            if _is_integer_cast(value) or (binding.var in found and value.op.name not in PRODUCTS):
+                found.update(arg for arg in _variables(value) if _holds_floats(arg))
+    return found
+
+
+def _variables(value: relax.Expr) -> list[relax.Var]:
+    return list(relax.analysis.free_vars(value))
+
+
+def _holds_float64(func: relax.Function) -> bool:
+    bindings = [binding for block in func.body.blocks for binding in block.bindings]
+    tensors = [*func.params, *(binding.var for binding in bindings)]
+    return any(isinstance(each.ty, relax.TensorType) and str(each.ty.dtype) == "float64" for each in tensors)
 
 
 def _holds_floats(value: relax.Expr) -> bool:

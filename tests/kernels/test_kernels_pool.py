@@ -96,7 +96,7 @@ def build(pool: Pool) -> tvm.IRModule:
 
 
 def check(pool: Pool, infinite: float = 0.0) -> None:
-    """A rule takes the pool, and the compiled graph gives what numpy gives. `infinite`: what share of the data is -inf."""
+    """A rule takes the pool, and the compiled graph gives what numpy gives, with `infinite` as a share of -inf."""
     mod = build(pool)
     functions = [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]
     assert any(f.attrs.get("tirx.is_scheduled") for f in functions)
