@@ -1,18 +1,20 @@
 """Gymnasium environments over rewriting and costs.
 
-Importing this registers the rewriting environment: `gymnasium.make("rlflow_tvm.envs:rlflow_tvm/GraphRewrite-v0", ...)`
-imports it by itself.
+Importing this registers the rewriting environments: `gymnasium.make("rlflow_tvm.envs:rlflow_tvm/GraphRewrite-v0", ...)`
+imports it by itself; X-RLflow's is `rlflow_tvm/Candidates-v0`.
 """
 
 from __future__ import annotations
 
 import gymnasium
 
+from rlflow_tvm.envs.candidates import CandidateEnv
 from rlflow_tvm.envs.many_models import ManyModelsEnv
 from rlflow_tvm.envs.problem import RewriteProblem
 from rlflow_tvm.envs.rewards import REWARDS
 from rlflow_tvm.envs.rewriting import GraphRewriteEnv
 
 gymnasium.register(id="rlflow_tvm/GraphRewrite-v0", entry_point="rlflow_tvm.envs:GraphRewriteEnv")
+gymnasium.register(id="rlflow_tvm/Candidates-v0", entry_point="rlflow_tvm.envs:CandidateEnv")
 
-__all__ = ["REWARDS", "GraphRewriteEnv", "ManyModelsEnv", "RewriteProblem"]
+__all__ = ["REWARDS", "CandidateEnv", "GraphRewriteEnv", "ManyModelsEnv", "RewriteProblem"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +22,7 @@ from rlflow_tvm.passes.ops import OPERATORS
 LOCATIONS = 200
 """Sites of one rule that an observation has room for (RLFlow's default)."""
 NODES_PER_LOCATION = 4
-_NO_NODES = [-1] * NODES_PER_LOCATION
+NO_NODES = [-1] * NODES_PER_LOCATION
 
 # Index 0 is every operator that no rule names, 1 a graph input; then Relax's operators in a fixed order.
 OPERATOR_INDEX: dict[str, int] = {
@@ -31,25 +32,33 @@ _INPUT = 1
 _RANK = 6
 NODE_FEATURES = 1 + _RANK + 7
 EDGE_FEATURES = _RANK + 1
+WORK, USERS, READS_WEIGHT, IS_OUTPUT = -5, -4, -2, -1
+"""Columns of a node's features that depend on the graph around it."""
+_MOST_USERS = 8
 _LOG_EXTENT, _LOG_SIZE, _LOG_FLOPS = 12.0, 30.0, 36.0  # scales: log2 of the largest extent, size, work expected
 _FLOPS_PER_BYTE = 16.0  # balance of a CPU's arithmetic and memory, for the share of work only
 
 
 def observation_space(rules: int) -> spaces.Dict:
     """The space of `observe`'s results for `rules` rules."""
-    node_high = np.ones(NODE_FEATURES, dtype=np.float32)
-    node_high[0] = max(OPERATOR_INDEX.values())
     return spaces.Dict(
         {
-            "graph": spaces.Graph(
-                node_space=spaces.Box(np.zeros(NODE_FEATURES, dtype=np.float32), node_high),
-                edge_space=spaces.Box(0.0, 1.0, (EDGE_FEATURES,), np.float32),
-            ),
+            "graph": graph_space(),
             "rule_mask": spaces.MultiBinary(rules + 1),
             "location_mask": spaces.MultiBinary((rules + 1, LOCATIONS)),
             "location_nodes": spaces.Box(-1, 2**30, (rules + 1, LOCATIONS, NODES_PER_LOCATION), np.int32),
             "location_places": spaces.Box(-(2**63), 2**63 - 1, (rules + 1, LOCATIONS, len(RADII)), np.int64),
         }
+    )
+
+
+def graph_space() -> spaces.Graph:
+    """The space of graphs as arrays."""
+    node_high = np.ones(NODE_FEATURES, dtype=np.float32)
+    node_high[0] = max(OPERATOR_INDEX.values())
+    return spaces.Graph(
+        node_space=spaces.Box(np.zeros(NODE_FEATURES, dtype=np.float32), node_high),
+        edge_space=spaces.Box(0.0, 1.0, (EDGE_FEATURES,), np.float32),
     )
 
 
@@ -62,27 +71,27 @@ def observe(state: GraphState, refused: set[RewriteAction] | frozenset[RewriteAc
     (roofline estimate); number of users; rank; reads a weight; is an output.
     location_places: the keys of each site's place (`places.place_keys`), 0 where there is no site.
     """
-    graph = state.graph
-    nodes, edges, links, index, kinds = _graph_arrays(graph)
+    arrays = graph_arrays(state.graph)
+    index = arrays.index
     rules = len(state.ruleset.rules)
     location_mask = np.zeros((rules + 1, LOCATIONS), dtype=np.int8)
     location_nodes = np.full((rules + 1, LOCATIONS, NODES_PER_LOCATION), -1, dtype=np.int32)
     for number, rule in enumerate(state.ruleset.rules):
         rows = [
-            _NO_NODES
+            NO_NODES
             if refused and RewriteAction(rule.name, site) in refused
-            else _located([index[var] for var in match.reads if var in index])
+            else located([index[var] for var in match.reads if var in index])
             for site, match in state.located(rule.name)[:LOCATIONS]
         ]
         if rows:
             location_nodes[number, : len(rows)] = rows
-            location_mask[number, : len(rows)] = [row is not _NO_NODES for row in rows]
+            location_mask[number, : len(rows)] = [row is not NO_NODES for row in rows]
     location_places = np.zeros((rules + 1, LOCATIONS, len(RADII)), dtype=np.int64)
     found = location_mask.nonzero()
-    location_places[found] = place_keys(kinds, links, found[0], location_nodes[found])
+    location_places[found] = place_keys(arrays.kinds, arrays.links, found[0], location_nodes[found])
     location_mask[rules, 0] = 1  # stop
     return {
-        "graph": spaces.GraphInstance(nodes=nodes, edges=edges, edge_links=links),
+        "graph": spaces.GraphInstance(nodes=arrays.nodes, edges=arrays.edges, edge_links=arrays.links),
         "rule_mask": location_mask.any(axis=1).astype(np.int8),
         "location_mask": location_mask,
         "location_nodes": location_nodes,
@@ -90,12 +99,28 @@ def observe(state: GraphState, refused: set[RewriteAction] | frozenset[RewriteAc
     }
 
 
-def _located(nodes: list[int]) -> list[int]:
-    """As many of `nodes` as there is room for."""
-    return (nodes + _NO_NODES)[:NODES_PER_LOCATION]
+def located(nodes: list[int]) -> list[int]:
+    """The nodes that a site is told by: as many as there is room for."""
+    return (nodes + NO_NODES)[:NODES_PER_LOCATION]
 
 
-def _graph_arrays(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[relax.Var, int], np.ndarray]:
+@dataclass(frozen=True, eq=False)
+class GraphArrays:
+    """What is computed at run time, and the inputs before it, as arrays (N nodes, E edges).
+
+    `nodes` (N, NODE_FEATURES) float32, `edges` (E, EDGE_FEATURES) float32, `links` (E, 2) int64, `index`: variable ->
+    node, `kinds` (N,) uint64: what each node computes, for itself; `work`: of all of them.
+    """
+
+    nodes: np.ndarray
+    edges: np.ndarray
+    links: np.ndarray
+    index: dict[relax.Var, int]
+    kinds: np.ndarray
+    work: float
+
+
+def graph_arrays(graph: Graph) -> GraphArrays:
     weights = graph.weight_only
     runtime = [node for node in graph.nodes if node.var not in weights]
     inputs = graph.params[: graph.inputs]
@@ -108,7 +133,7 @@ def _graph_arrays(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray, dic
     links: list[tuple[int, int]] = []
     edge_rows: list[bytes] = []
     for i, node in enumerate(runtime, graph.inputs):
-        features, node_work = _node_features(node)
+        features, node_work = node_features(node)
         rows.append(features)
         kinds.append(_node_kind(node))
         work.append(node_work)
@@ -117,19 +142,24 @@ def _graph_arrays(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray, dic
             source = index.get(var)
             if source is not None:
                 links.append((source, i))
-                edge_rows.append(_tensor_bytes(var))
+                edge_rows.append(tensor_bytes(var))
         for var in node.reads:
             if var in index:
                 users[index[var]] += 1
     array = np.frombuffer(b"".join(rows), dtype=np.float32).reshape(len(rows), NODE_FEATURES).copy()
     total = sum(work) or 1.0
-    array[:, -5] = np.array(work, dtype=np.float64) / total
-    array[:, -4] = np.minimum(users, 8) / 8
-    array[:, -2] = reads_weight
-    array[[index[var] for var in graph.outputs if var in index], -1] = 1.0
+    array[:, WORK] = np.array(work, dtype=np.float64) / total
+    array[:, USERS] = users_feature(users)
+    array[:, READS_WEIGHT] = reads_weight
+    array[[index[var] for var in graph.outputs if var in index], IS_OUTPUT] = 1.0
     edges = np.frombuffer(b"".join(edge_rows), dtype=np.float32).reshape(len(edge_rows), EDGE_FEATURES).copy()
     links_array = np.array(links, dtype=np.int64).reshape(len(links), 2)
-    return array, edges, links_array, index, np.array(kinds, dtype=np.uint64)
+    return GraphArrays(array, edges, links_array, index, np.array(kinds, dtype=np.uint64), total)
+
+
+def users_feature(users: Sequence[int]) -> np.ndarray:
+    """Numbers of users as a feature."""
+    return np.minimum(users, _MOST_USERS) / _MOST_USERS
 
 
 def _shape(ty: relax.Type) -> tuple[int, ...]:
@@ -153,7 +183,8 @@ def _tensor_features(var: relax.Var) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=65536)
-def _tensor_bytes(var: relax.Var) -> bytes:
+def tensor_bytes(var: relax.Var) -> bytes:
+    """The features of an edge that carries the variable, as bytes of float32."""
     return _row(_tensor_features(var))
 
 
@@ -164,8 +195,8 @@ def _input_features(var: relax.Var) -> bytes:
 
 
 @lru_cache(maxsize=65536)
-def _node_features(node: Node) -> tuple[bytes, float]:
-    """The row of a node, as far as it does not depend on others, and its work."""
+def node_features(node: Node) -> tuple[bytes, float]:
+    """The row of a node, as far as it does not depend on others, as bytes of float32, and its work."""
     shape = _shape(node.var.ty)
     flops = _flops(node, shape)
     tensors = [shape, *(_shape(var.ty) for var in node.inputs)]

@@ -2,167 +2,44 @@
 
 from __future__ import annotations
 
-import math
-from copy import copy, deepcopy
-from dataclasses import replace
 from typing import Any
 
 import gymnasium
 import numpy as np
-import tvm
 
-from rlflow_tvm.cost import CostModel, GraphCost, KernelDatabase, default_path
+from rlflow_tvm.envs.episode import RewritingEnv, StepResult
 from rlflow_tvm.envs.observation import LOCATIONS, observation_space, observe
-from rlflow_tvm.envs.problem import RewriteProblem
-from rlflow_tvm.envs.rewards import INVALID_ACTION_REWARD, REWARDS, Reward, Step
-from rlflow_tvm.errors import EnvError
-from rlflow_tvm.passes import GraphState, Plan, RewriteAction, RuleSet
+from rlflow_tvm.passes import RewriteAction
 
 
-class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
-    """Rewrite one graph, one substitution a step.
+class GraphRewriteEnv(RewritingEnv[np.ndarray]):
+    """Rewrite one graph, one substitution a step; episodes, rewards and arguments as in `RewritingEnv`.
 
     Action `(rule, location)`: the rule's number, and which of its first 200 sites; rule R (one past the last) stops.
-    Observation: see `observation.observe`. Reward: see `rewards`; -100 for an action outside the masks, which leaves
-    the graph as it is. An episode is `terminated` by stop, when no rule applies any more, or when the graph costs more
-    than `limit` times the episode's first one: from there on steps lead nowhere (TASO's search gives up such graphs
-    too). The cost then counts as just that. It is `truncated` after `horizon` steps. The state is the start module and
-    the actions since: `replay` and `fork` build on that, and `reset`'s option "plan" begins an episode, with its whole
-    horizon, at a plan's end.
-
-    `reward`: a name in `rewards.REWARDS`, or a reward of one's own. `target` may be given as a `CostModel`, to share
-    its measurements between environments; `problem`, in place of module, target and rules, shares the start state too.
+    Observation: see `observation.observe`.
     """
 
-    metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own convention
-
-    def __init__(
-        self,
-        mod: tvm.IRModule | None = None,
-        target: tvm.target.Target | CostModel | None = None,
-        rules: RuleSet | None = None,
-        horizon: int = 200,
-        reward: str | Reward = "relative",
-        limit: float = 1.1,
-        problem: RewriteProblem | None = None,
-    ) -> None:
-        if horizon < 1:
-            raise EnvError(f"horizon {horizon}: an episode needs at least one step")
-        if limit <= 1.0:
-            raise EnvError(f"limit {limit}: it must lie above 1, the cost of the first graph")
-        if isinstance(reward, str) and reward not in REWARDS:
-            raise EnvError(f"no reward is called {reward!r}: there are {', '.join(REWARDS)}")
-        self._owns_cost_model = problem is None and not isinstance(target, CostModel)
-        if problem is None:
-            if mod is None or target is None:
-                raise EnvError("an environment needs a module and a target, or a problem")
-            cost_model = target if isinstance(target, CostModel) else CostModel(target, KernelDatabase(default_path()))
-            problem = RewriteProblem(mod, cost_model, rules)
-        self.problem = problem
-        self.horizon, self.limit = horizon, limit
-        self._reward: Reward = REWARDS[reward]() if isinstance(reward, str) else deepcopy(reward)
-        self.rule_names = tuple(rule.name for rule in self.problem.ruleset.rules)
-        self.observation_space = observation_space(len(self.rule_names))
-        self.action_space = gymnasium.spaces.MultiDiscrete([len(self.rule_names) + 1, LOCATIONS])
-        self._start_cost = self.problem.cost(self.problem.start)
-        if self._start_cost.run_secs <= 0.0:
-            raise EnvError("the module costs nothing (it only changes shapes): there is nothing to gain, nor a reward")
-        self._begin()
-
-    def _begin(self) -> None:
-        self.state: GraphState = self.problem.start
-        self.cost = self.best_cost = self._start_cost
-        self._first_secs = self._start_cost.run_secs
-        self._steps = 0
-        self._over = False
-        self._refused: set[RewriteAction] = set()
-        self._reward.begin()
+    def _spaces(self) -> tuple[gymnasium.Space[dict[str, Any]], gymnasium.Space[np.ndarray]]:
+        rules = len(self.rule_names)
+        return observation_space(rules), gymnasium.spaces.MultiDiscrete([rules + 1, LOCATIONS])
 
     @property
     def stop(self) -> int:
         """The number of the rule that stops."""
         return len(self.rule_names)
 
-    @property
-    def module(self) -> tvm.IRModule:
-        """The module now, weights bound."""
-        return self.state.bound()
-
-    @property
-    def plan(self) -> Plan:
-        """The actions since reset."""
-        return self.state.plan
-
-    @property
-    def run_secs(self) -> float:
-        """Cost of the graph now, in seconds a run."""
-        return self.cost.run_secs
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        super().reset(seed=seed)
-        self._begin()
-        if options and "plan" in options:
-            self.replay(options["plan"])
-            self._steps, self._first_secs = 0, self.run_secs
-        return observe(self.state), self._info("reset")
-
-    def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        if self._over:
-            raise EnvError("the episode is over: call reset before the next step")
+    def step(self, action: np.ndarray) -> StepResult:
         rule, location = (int(a) for a in action)
-        self._steps += 1
-        truncated = self._steps >= self.horizon
         if rule == self.stop and location == 0:
-            self._over = True
-            reward = self._reward_of(self.state, self.cost, self.cost, terminated=True, truncated=False)
-            return observe(self.state, self._refused), reward, True, False, self._info("stop")
+            return self._stop()
         move = self.action_of(rule, location)
-        name = (*self.rule_names, "stop")[rule] if 0 <= rule <= self.stop else "none"
         if move is None:
-            self._over = truncated
-            info = self._info(name) | {"invalid": True}
-            return observe(self.state, self._refused), INVALID_ACTION_REWARD, False, truncated, info
-        lost, before = False, self.cost
-        counted = before
-        following = self.problem.successor(self.state, move)
-        if following is None:
-            self._refused.add(move)
-        else:
-            self.state, self.cost = following
-            self._refused = set()
-            most = self.limit * self._first_secs
-            lost = self.cost.run_secs > most
-            counted = replace(self.cost, run_secs=most) if lost else self.cost
-        observation = observe(self.state, self._refused)
-        terminated = lost or not observation["rule_mask"][: self.stop].any()
-        self._over = terminated or truncated
-        truncated = truncated and not terminated
-        reward = self._reward_of(self.state, before, counted, terminated, truncated)
-        self.best_cost = min(self.best_cost, self.cost, key=lambda c: c.run_secs)
-        info = self._info(name)
-        if following is None:
-            info["refused"] = str(move)
-        return observation, reward, terminated, truncated, info
+            return self._refuse((*self.rule_names, "stop")[rule] if 0 <= rule <= self.stop else "none")
+        return self._take(move)
 
-    def _reward_of(
-        self, state: GraphState, before: GraphCost, after: GraphCost, terminated: bool, truncated: bool
-    ) -> float:
-        end_to_end = self.problem.end_to_end
-        return self._reward(
-            Step(
-                before=before,
-                after=after,
-                start=self._start_cost,
-                best=self.best_cost,
-                number=self._steps,
-                terminated=terminated,
-                truncated=truncated,
-                start_secs=lambda: end_to_end(self.problem.start),
-                after_secs=lambda: end_to_end(state),
-            )
-        )
+    def _observe(self) -> tuple[dict[str, Any], bool]:
+        observation = observe(self.state, self._refused)
+        return observation, bool(observation["rule_mask"][: self.stop].any())
 
     def action_of(self, rule: int, location: int) -> RewriteAction | None:
         """The rewrite that (rule, location) means in the state now; None if it is not legal."""
@@ -174,43 +51,6 @@ class GraphRewriteEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         action = RewriteAction(self.rule_names[rule], sites[location])
         return None if action in self._refused else action
 
-    def fork(self) -> GraphRewriteEnv:
-        """An independent environment in the same state, random numbers included, sharing the measurements."""
-        other = GraphRewriteEnv.__new__(GraphRewriteEnv)
-        other.__dict__.update(self.__dict__)
-        other._refused = set(self._refused)
-        other._reward = deepcopy(self._reward)
-        other._owns_cost_model = False
-        other._np_random = deepcopy(self._np_random)
-        other.action_space = copy(self.action_space)  # only its generator changes
-        other.action_space._np_random = deepcopy(self.action_space._np_random)
-        return other
-
-    def replay(self, plan: Plan) -> None:
-        """Reset and apply `plan`; PlanError if it is not for this module, EnvError if its graph cannot be priced."""
-        state = self.problem.replay(plan)
-        if state.graph.is_empty:
-            raise EnvError("the plan leaves nothing to compute, and so to build and to price: search again")
-        cost = self.problem.cost(state)
-        if not math.isfinite(cost.run_secs):
-            raise EnvError(f"the plan's graph cannot be priced: kernel {cost.failed[0]} fails; search again")
-        self._begin()
-        self.state, self.cost = state, cost
-        self.best_cost = min(self._start_cost, self.cost, key=lambda c: c.run_secs)  # of those that were priced
-        self._steps = len(plan)
-
-    def close(self) -> None:
-        """End the measuring worker, if this environment started it."""
-        if self._owns_cost_model:
-            self.problem.cost_model.close()
-
     def _info(self, rule: str) -> dict[str, Any]:
         dropped = sum(max(0, len(sites) - LOCATIONS) for sites in self.state.sites.values())
-        return {
-            "run_secs": self.cost.run_secs,
-            "kernels": self.cost.kernels,
-            "flops": self.cost.flops,
-            "bytes_moved": self.cost.bytes_moved,
-            "rule": rule,
-            "sites_dropped": dropped,
-        }
+        return super()._info(rule) | {"sites_dropped": dropped}

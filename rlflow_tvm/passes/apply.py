@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tvm_ffi
@@ -16,14 +16,28 @@ from rlflow_tvm.passes.match import Match
 from rlflow_tvm.passes.ops import CLASSES, OPERATORS
 from rlflow_tvm.passes.term import Apply, Item, Number, Scalar, Term, Var
 
+Roots = Mapping[relax.Var, relax.Expr]
+"""Root of a match -> its new expression: itself where it is bound anew."""
+
 
 def apply_match(graph: Graph, match: Match, parameters: Mapping[str, Any]) -> Graph:
     """The graph after rewriting `match`; `parameters` are the rule set's, for its attribute expressions.
 
     RewriteError if the right side is ill-typed, depends on itself or is what stands there already.
     """
-    builder = _Builder(graph, {**parameters, **match.env}, match.roots)
-    roots: dict[relax.Var, relax.Expr] = {}
+    return graph.rewritten(*replacement(graph, match, parameters, lambda var: graph.users.get(var, ())))
+
+
+def replacement(
+    graph: Graph, match: Match, parameters: Mapping[str, Any], users: Callable[[relax.Var], tuple[Node, ...]]
+) -> tuple[Roots, list[Node]]:
+    """What `Graph.rewritten` takes: each root's new expression, and the nodes that these need.
+
+    `users`: a variable's in the graph, asked where an equal node may be there already. RewriteError if the right side
+    is ill-typed or is what stands there already.
+    """
+    builder = _Builder(users, {**parameters, **match.env}, match.roots)
+    built: dict[relax.Var, relax.Expr] = {}
     for root, term in zip(match.roots, match.rule.equation.right, strict=True):
         try:
             expr = builder.build(term)
@@ -31,12 +45,12 @@ def apply_match(graph: Graph, match: Match, parameters: Mapping[str, Any]) -> Gr
             raise RewriteError(f"rule {match.rule.name}: {term} is ill-typed: {str(error).splitlines()[-1]}") from error
         if not tvm_ffi.structural_equal(expr.ty, root.ty):
             raise RewriteError(f"rule {match.rule.name}: {root.name} would change its type from {root.ty} to {expr.ty}")
-        roots[root] = expr
-    roots, new = builder.bound_to(roots)
+        built[root] = expr
+    roots, new = builder.bound_to(built)
     bound = {node.var: node for node in new}
     if all(expr.same_as(root) and _unchanged(graph.node(root), bound.get(root)) for root, expr in roots.items()):
         raise RewriteError(f"rule {match.rule.name}: at {match.roots[0].name} it changes nothing")
-    return graph.rewritten(roots, new)
+    return roots, new
 
 
 def _unchanged(old: Node | None, new: Node | None) -> bool:
@@ -53,8 +67,10 @@ class _Builder:
     The roots are not shared: they are about to be bound to something else.
     """
 
-    def __init__(self, graph: Graph, env: Mapping[str, Any], roots: tuple[relax.Var, ...]) -> None:
-        self._graph, self._env, self._roots = graph, env, frozenset(roots)
+    def __init__(
+        self, users: Callable[[relax.Var], tuple[Node, ...]], env: Mapping[str, Any], roots: tuple[relax.Var, ...]
+    ) -> None:
+        self._users, self._env, self._roots = users, env, frozenset(roots)
         self._dtype = str(getattr(roots[0].ty, "dtype", None) or "float32")
         self._normalizer = relax.BlockBuilder()
         self.new: dict[relax.Var, Node] = {}
@@ -85,7 +101,7 @@ class _Builder:
         candidate = Node.of(relax.DataflowVar("t", value.ty), value)
         if candidate.inputs:
             first = candidate.inputs[0]
-            for node in (*self._graph.users.get(first, ()), *self.new.values()):
+            for node in (*self._users(first), *self.new.values()):
                 if node.var not in self._roots and _equal(node, candidate):
                     return node.var
         self.new[candidate.var] = candidate

@@ -1,0 +1,225 @@
+"""An episode of rewriting one graph: what every rewriting environment does, however its actions are told."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from copy import copy, deepcopy
+from dataclasses import replace
+from typing import Any, Generic, Self, TypeVar
+
+import gymnasium
+import tvm
+
+from rlflow_tvm.cost import CostModel, GraphCost, KernelDatabase, default_path
+from rlflow_tvm.envs.problem import RewriteProblem
+from rlflow_tvm.envs.rewards import INVALID_ACTION_REWARD, REWARDS, Reward, Step
+from rlflow_tvm.errors import EnvError
+from rlflow_tvm.passes import GraphState, Plan, RewriteAction, RuleSet
+
+ActionT = TypeVar("ActionT")
+StepResult = tuple[dict[str, Any], float, bool, bool, dict[str, Any]]
+"""Observation, reward, terminated, truncated, info."""
+
+
+class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC):
+    """Rewrite one graph, one substitution a step.
+
+    An episode is `terminated` by stop, when no rule applies any more, or when the graph costs more than `limit` times
+    the episode's first one: from there on steps lead nowhere (TASO's search gives up such graphs too). The cost then
+    counts as just that. It is `truncated` after `horizon` steps. An illegal action leaves the graph as it is, for a
+    reward of -100. The state is the start module and the actions since: `replay` and `fork` build on that, and
+    `reset`'s option "plan" begins an episode, with its whole horizon, at a plan's end.
+
+    An info tells `run_secs`, `kernels`, `flops` and `bytes_moved` of the graph now, and the applied `rule`; where the
+    reward had a graph run as a whole, `end_to_end_secs` besides, to be held against `run_secs`.
+
+    `reward`: a name in `rewards.REWARDS`, or a reward of one's own. `target` may be given as a `CostModel`, to share
+    its measurements between environments; `problem`, in place of module, target and rules, shares the start state too.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own convention
+
+    def __init__(
+        self,
+        mod: tvm.IRModule | None = None,
+        target: tvm.target.Target | CostModel | None = None,
+        rules: RuleSet | None = None,
+        horizon: int = 200,
+        reward: str | Reward = "relative",
+        limit: float = 1.1,
+        problem: RewriteProblem | None = None,
+    ) -> None:
+        if horizon < 1:
+            raise EnvError(f"horizon {horizon}: an episode needs at least one step")
+        if limit <= 1.0:
+            raise EnvError(f"limit {limit}: it must lie above 1, the cost of the first graph")
+        if isinstance(reward, str) and reward not in REWARDS:
+            raise EnvError(f"no reward is called {reward!r}: there are {', '.join(REWARDS)}")
+        self._owns_cost_model = problem is None and not isinstance(target, CostModel)
+        if problem is None:
+            if mod is None or target is None:
+                raise EnvError("an environment needs a module and a target, or a problem")
+            cost_model = target if isinstance(target, CostModel) else CostModel(target, KernelDatabase(default_path()))
+            problem = RewriteProblem(mod, cost_model, rules)
+        self.problem = problem
+        self.horizon, self.limit = horizon, limit
+        self._reward: Reward = REWARDS[reward]() if isinstance(reward, str) else deepcopy(reward)
+        self.rule_names = tuple(rule.name for rule in self.problem.ruleset.rules)
+        self._start_cost = self.problem.cost(self.problem.start)
+        if self._start_cost.run_secs <= 0.0:
+            raise EnvError("the module costs nothing (it only changes shapes): there is nothing to gain, nor a reward")
+        self.observation_space, self.action_space = self._spaces()
+        self._begin()
+
+    @abstractmethod
+    def _spaces(self) -> tuple[gymnasium.Space[dict[str, Any]], gymnasium.Space[ActionT]]:
+        """Of observations and actions."""
+
+    def _begin(self) -> None:
+        self.state: GraphState = self.problem.start
+        self.cost = self.best_cost = self._start_cost
+        self._first_secs = self._start_cost.run_secs
+        self._steps = 0
+        self._over = False
+        self._refused: set[RewriteAction] = set()
+        self._reward.begin()
+
+    @abstractmethod
+    def _observe(self) -> tuple[dict[str, Any], bool]:
+        """The state as an observation, and whether there is anything to do in it but to stop."""
+
+    @property
+    def module(self) -> tvm.IRModule:
+        """The module now, weights bound."""
+        return self.state.bound()
+
+    @property
+    def plan(self) -> Plan:
+        """The actions since reset."""
+        return self.state.plan
+
+    @property
+    def run_secs(self) -> float:
+        """Cost of the graph now, in seconds a run."""
+        return self.cost.run_secs
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._begin()
+        if options and "plan" in options:
+            self.replay(options["plan"])
+            self._steps, self._first_secs = 0, self.run_secs
+        observation, _ = self._observe()
+        return observation, self._info("reset")
+
+    def _count(self) -> bool:
+        """A step begins; whether it is the horizon's last."""
+        if self._over:
+            raise EnvError("the episode is over: call reset before the next step")
+        self._steps += 1
+        return self._steps >= self.horizon
+
+    def _stop(self) -> StepResult:
+        """The action that ends the episode."""
+        self._count()
+        self._over = True
+        reward, told = self._reward_of(self.state, self.cost, self.cost, terminated=True, truncated=False)
+        return self._observe()[0], reward, True, False, self._info("stop") | told
+
+    def _refuse(self, name: str) -> StepResult:
+        """An action that the masks forbid."""
+        truncated = self._over = self._count()
+        observation, _ = self._observe()
+        return observation, INVALID_ACTION_REWARD, False, truncated, self._info(name) | {"invalid": True}
+
+    def _take(self, move: RewriteAction) -> StepResult:
+        """A rewrite."""
+        truncated = self._count()
+        lost, before = False, self.cost
+        counted = before
+        following = self.problem.successor(self.state, move)
+        if following is None:
+            self._refused.add(move)
+        else:
+            self.state, self.cost = following
+            self._refused = set()
+            most = self.limit * self._first_secs
+            lost = self.cost.run_secs > most
+            counted = replace(self.cost, run_secs=most) if lost else self.cost
+        observation, goes_on = self._observe()
+        terminated = lost or not goes_on
+        self._over = terminated or truncated
+        truncated = truncated and not terminated
+        reward, told = self._reward_of(self.state, before, counted, terminated, truncated)
+        self.best_cost = min(self.best_cost, self.cost, key=lambda c: c.run_secs)
+        info = self._info(move.rule) | told
+        if following is None:
+            info["refused"] = str(move)
+        return observation, reward, terminated, truncated, info
+
+    def _reward_of(
+        self, state: GraphState, before: GraphCost, after: GraphCost, terminated: bool, truncated: bool
+    ) -> tuple[float, dict[str, Any]]:
+        """The reward, and what an info tells of it."""
+        told: dict[str, Any] = {}
+
+        def after_secs() -> float:
+            told["end_to_end_secs"] = self.problem.end_to_end(state)
+            return told["end_to_end_secs"]
+
+        reward = self._reward(
+            Step(
+                before=before,
+                after=after,
+                start=self._start_cost,
+                best=self.best_cost,
+                number=self._steps,
+                terminated=terminated,
+                truncated=truncated,
+                start_secs=lambda: self.problem.end_to_end(self.problem.start),
+                after_secs=after_secs,
+            )
+        )
+        return reward, told
+
+    def fork(self) -> Self:
+        """An independent environment in the same state, random numbers included, sharing the measurements."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._refused = set(self._refused)
+        other._reward = deepcopy(self._reward)
+        other._owns_cost_model = False
+        other._np_random = deepcopy(self._np_random)
+        other.action_space = copy(self.action_space)  # only its generator changes
+        other.action_space._np_random = deepcopy(self.action_space._np_random)
+        return other
+
+    def replay(self, plan: Plan) -> None:
+        """Reset and apply `plan`; PlanError if it is not for this module, EnvError if its graph cannot be priced."""
+        state = self.problem.replay(plan)
+        if state.graph.is_empty:
+            raise EnvError("the plan leaves nothing to compute, and so to build and to price: search again")
+        cost = self.problem.cost(state)
+        if not math.isfinite(cost.run_secs):
+            raise EnvError(f"the plan's graph cannot be priced: kernel {cost.failed[0]} fails; search again")
+        self._begin()
+        self.state, self.cost = state, cost
+        self.best_cost = min(self._start_cost, self.cost, key=lambda c: c.run_secs)  # of those that were priced
+        self._steps = len(plan)
+
+    def close(self) -> None:
+        """End the measuring worker, if this environment started it."""
+        if self._owns_cost_model:
+            self.problem.cost_model.close()
+
+    def _info(self, rule: str) -> dict[str, Any]:
+        return {
+            "run_secs": self.cost.run_secs,
+            "kernels": self.cost.kernels,
+            "flops": self.cost.flops,
+            "bytes_moved": self.cost.bytes_moved,
+            "rule": rule,
+        }
