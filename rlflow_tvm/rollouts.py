@@ -11,7 +11,6 @@ from socket import gethostname
 from typing import Any
 
 import gymnasium
-import numpy as np
 import tvm
 
 from rlflow_tvm.cost import (
@@ -26,7 +25,7 @@ from rlflow_tvm.cost import (
 )
 from rlflow_tvm.cost.reference import rescaled
 from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
-from rlflow_tvm.envs import GraphRewriteEnv, ManyModelsEnv, RewriteProblem
+from rlflow_tvm.envs import ENVIRONMENTS, ManyModelsEnv, RewriteProblem
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.frontend import import_models
 
@@ -39,10 +38,13 @@ def make_problems(modules: Mapping[str, tvm.IRModule], cost_model: CostModel) ->
     return {name: RewriteProblem(mod, cost_model) for name, mod in modules.items()}
 
 
-def make_env(problems: Mapping[str, RewriteProblem], horizon: int, reward: str) -> ManyModelsEnv:
-    """All of them in one environment."""
+def make_env(
+    problems: Mapping[str, RewriteProblem], horizon: int, reward: str, environment: str = "rewriting"
+) -> ManyModelsEnv:
+    """All of them in one environment; `environment`: of each, one of `envs.ENVIRONMENTS`."""
+    make = ENVIRONMENTS[environment]
     return ManyModelsEnv(
-        {name: GraphRewriteEnv(problem=problem, horizon=horizon, reward=reward) for name, problem in problems.items()}
+        {name: make(problem=problem, horizon=horizon, reward=reward) for name, problem in problems.items()}
     )
 
 
@@ -129,7 +131,7 @@ class ConsiderateEnv(gymnasium.Wrapper):
         self._quiet.compute()
         return self.env.reset(seed=seed, options=options)
 
-    def step(self, action: np.ndarray) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self._quiet.compute()
         observation, reward, terminated, truncated, info = self.env.step(action)
         if terminated or truncated:
@@ -171,6 +173,7 @@ def description(
     shapes: Mapping[str, tuple[int, ...]],
     target: tvm.target.Target,
     remote: RpcDevices | None,
+    environment: str,
     horizon: int,
     reward: str,
     predict: float,
@@ -182,6 +185,7 @@ def description(
         "shapes": {name: list(shape) for name, shape in shapes.items()},
         "target": tvm.ir.save_json(target),
         "remote": None if remote is None else dataclasses.asdict(remote),
+        "environment": environment,
         "horizon": horizon,
         "reward": reward,
         "predict": predict,
@@ -194,6 +198,7 @@ def worker_env(
     shapes: Mapping[str, list[int]],
     target: str,
     remote: Mapping[str, Any] | None,
+    environment: str,
     horizon: int,
     reward: str,
     predict: float,
@@ -212,5 +217,5 @@ def worker_env(
         if structures(problems) != expected:
             files = ", ".join(models.values())
             raise UsageError(f"{files}: not the same on {gethostname()} as where the training began; copy them there")
-        env = make_env(problems, horizon, reward)
+        env = make_env(problems, horizon, reward, environment)
         return ConsiderateEnv(env, prices.quiet, prices.database.taken, stack.pop_all())

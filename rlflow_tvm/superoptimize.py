@@ -14,8 +14,7 @@ import tvm
 from tvm import relax
 
 from rlflow_tvm.cost import CostModel, KernelDatabase, PredictionPolicy, default_path
-from rlflow_tvm.envs import RewriteProblem
-from rlflow_tvm.envs.observation import observation_space
+from rlflow_tvm.envs import ENVIRONMENTS, RewriteProblem
 from rlflow_tvm.errors import AgentError
 from rlflow_tvm.kernels import as_target, extract_kernels
 from rlflow_tvm.passes import CATALOGUE, RuleSet
@@ -71,14 +70,16 @@ def agent_search(path: str | Path, seed: int = 0, budget: Budget | None = None) 
     """The search that a trained agent's checkpoint makes, until the budget is spent or else for a few episodes;
     AgentError if the file is unusable. Needs `[agents]`."""
     check_seed(seed)
-    from rlflow_tvm.agents import load_agent
+    from rlflow_tvm.agents import kind_in
     from rlflow_tvm.search.agent_search import AgentSearch
 
     names = [rule.name for rule in CATALOGUE]
-    agent = load_agent(path, observation_space(len(names)))
+    kind = kind_in(path)
+    agent = kind.load(path, ENVIRONMENTS[kind.environment].observations(len(names)))
     if agent.metadata.get("rules") != names:
         raise AgentError(f"{path}: the agent was trained with other rules than this version has: train it again")
-    return OneThread(AgentSearch(agent, seed, horizon=int(agent.metadata["horizon"]), budget=budget))
+    horizon = int(agent.metadata["horizon"])
+    return OneThread(AgentSearch(agent, seed, horizon=horizon, budget=budget, environment=kind.environment))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,10 @@ def main(
     models: Annotated[
         list[str] | None, typer.Argument(help="ONNX files or zoo:NAME; without any, a small bundled model.")
     ] = None,
-    agent: Annotated[str, typer.Option(help="ppo or world-model.")] = "ppo",
+    agent: Annotated[str, typer.Option(help="ppo, world-model or candidate.")] = "ppo",
+    preset: Annotated[
+        str | None, typer.Option(help="Settings of a paper instead of the defaults: x-rlflow, for candidate.")
+    ] = None,
     target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
     rpc: cli.RpcOption = None,
     rpc_key: cli.RpcKeyOption = None,
@@ -48,6 +51,7 @@ def main(
     """
     cli.check_writable(json)
     tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
+    from rlflow_tvm.agents import agent_kind
     from rlflow_tvm.errors import UsageError
     from rlflow_tvm.training import train_on_models
 
@@ -69,6 +73,7 @@ def main(
             predict=predict,
             starts=None if start is None else {names[0]: start},
             reward=reward,
+            settings=None if preset is None else agent_kind(agent).preset(preset),
             progress=bar,
             workers=workers,
             ray=ray,

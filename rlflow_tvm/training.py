@@ -132,6 +132,17 @@ class BestPlans:
         return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
+def log_end_to_end(out: Path, model: str, episode: Episode, env_steps: int) -> None:
+    """What a graph costs as the sum of its kernels and as a whole, each time that a reward had it run: a line each in
+    `end_to_end.jsonl`."""
+    if not episode.end_to_end:
+        return
+    with open(out / "end_to_end.jsonl", "a") as file:
+        for run_secs, whole in episode.end_to_end:
+            line = {"env_steps": env_steps, "model": model, "run_secs": run_secs, "end_to_end_secs": whole}
+            file.write(json.dumps({**line, "discrepancy": run_secs / whole - 1.0}) + "\n")
+
+
 def model_name(model: str) -> str:
     """What a model is called in the names of files: as in the zoo, or as its file without the suffix."""
     return model.removeprefix("zoo:") if model.startswith("zoo:") else Path(model).stem
@@ -194,7 +205,7 @@ def train_on_models(
     elsewhere = ray is not None or (workers is not None and workers > 1)
     with open_prices(target, elsewhere, remote, predict) as prices:
         problems = make_problems(modules, prices.cost_model)
-        env = make_env(problems, horizon, reward)
+        env = make_env(problems, horizon, reward, kind.environment)
 
         given = {name: Plan.load(path) for name, path in (starts or {}).items()}
         priced = {
@@ -225,9 +236,10 @@ def train_on_models(
         def on_episode(episode: Episode) -> None:
             best = episode.summary
             store_rows(prices.database, best.get("rows", []), ours)
+            log_end_to_end(out, best["model"], episode, taken)
             plans().offer(best["model"], Plan.of(best["plan"]), best["run_secs"], taken)
 
-        told = description(models, shapes, target, remote, horizon, reward, predict, problems)
+        told = description(models, shapes, target, remote, kind.environment, horizon, reward, predict, problems)
         result = kind.train(
             env,
             config,

@@ -68,7 +68,7 @@ def places_of(rollouts: Rollouts) -> Places:
 
 def scores(dream: Dream, eyes: Eyes, places: Places, config: WorldModelConfig, env: GraphRewriteEnv, seed: int) -> Row:
     """Those of a controller that learns in dreams as long as one does in an iteration of a training."""
-    ppo = PPO(eyes.sizes, config.controller, seed, lambda: make_controller(eyes.sizes, config))
+    ppo = PPO(lambda: make_controller(eyes.sizes, config), config.controller, seed)
     for update in range(config.controller_updates):
         dreamt = imagine(dream, ppo.policy, config.dreams, int(np.random.default_rng([seed, update]).integers(2**31)))
         ppo.update(dreamt)

@@ -132,7 +132,7 @@ def test_a_worker_builds_what_the_training_describes(tmp_path, monkeypatch):
         modules = rollouts.import_models(models, {})
         problems = rollouts.make_problems(modules, prices.cost_model)
         own = rollouts.make_env(problems, 3, "improvement")
-    told = json.loads(json.dumps(description(models, {}, target, None, 3, "improvement", 0.0, problems)))
+    told = json.loads(json.dumps(description(models, {}, target, None, "rewriting", 3, "improvement", 0.0, problems)))
     env = worker_env(**told)
     assert isinstance(env, ConsiderateEnv)
     assert env.observation_space == own.observation_space

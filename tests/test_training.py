@@ -11,6 +11,7 @@ from fake_cost import FakeCostModel
 from onnx import TensorProto, helper
 
 from rlflow_tvm import rollouts, training
+from rlflow_tvm.agents.candidate.config import CandidateConfig
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.registry import AgentKind
 from rlflow_tvm.envs import RewriteProblem
@@ -18,6 +19,7 @@ from rlflow_tvm.errors import AgentError, RlflowError, UsageError
 from rlflow_tvm.frontend import from_onnx
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.search import Greedy
+from rlflow_tvm.superoptimize import agent_search
 
 HERE = as_target({"kind": "llvm", "mcpu": "znver4", "num-cores": 2})
 THERE = as_target({"kind": "llvm", "mcpu": "znver4", "num-cores": 4})
@@ -68,8 +70,9 @@ def chain(tmp_path) -> Path:
 def train(path: Path, out: Path, target=HERE, extent: int = 4, **options):
     shapes = {"x": (1, extent)}
     return training.train_on_models(
-        {"chain": path}, "ppo", target, seed=0, out=out, shapes=shapes, horizon=5, **{"steps": 4, **options}
-    )
+        {"chain": path}, options.pop("agent", "ppo"), target, seed=0, out=out, shapes=shapes, horizon=5,
+        **{"steps": 4, **options},
+    )  # fmt: skip
 
 
 def test_a_training_goes_on_with_its_best_plan(chain, tmp_path):
@@ -151,3 +154,22 @@ def test_models_of_one_name_are_refused(chain, tmp_path):
 def test_each_model_has_a_plan_of_its_own_name(tmp_path):
     plans = training.plan_paths(tmp_path, ["zoo:squeezenet1.1", "models/net.v2.onnx"])
     assert [path.name for path in plans.values()] == ["best.squeezenet1.1.plan.json", "best.net.v2.plan.json"]
+
+
+def test_a_candidate_agent_is_trained_and_searches(chain, tmp_path, monkeypatch):
+    config = CandidateConfig(hidden=8, heads=2, rounds=1, change_rounds=1, steps_per_update=4, n_epochs=1)
+    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: config)
+    outcome = train(chain, tmp_path / "out", steps=80, agent="candidate", reward="end-to-end")
+    assert outcome.agent == "candidate"
+    assert outcome.models[0].run_secs_after < outcome.models[0].run_secs_before
+    logged = [json.loads(line) for line in (tmp_path / "out" / "end_to_end.jsonl").read_text().splitlines()]
+    assert logged, "each episode ends with a run of the whole"
+    assert all(line["model"] == "chain" and line["env_steps"] <= outcome.env_steps for line in logged)
+    assert all(abs(line["discrepancy"]) < 1e-9 for line in logged), "these costs are sums, whichever way"
+    problem = RewriteProblem(from_onnx(chain, {"x": (1, 4)}), Priced(HERE))
+    found = agent_search(outcome.checkpoint).run(problem)
+    assert found.run_secs_after < found.run_secs_before
+    assert found.env_steps > 0
+    again = train(chain, tmp_path / "out", steps=outcome.env_steps + 1, agent="candidate", reward="end-to-end",
+                  resume=True)  # fmt: skip
+    assert again.models[0].run_secs_after <= outcome.models[0].run_secs_after

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlflow_tvm.agents.registry import AGENTS, AgentKind, agent_kind, load_agent, named
+from rlflow_tvm.agents.registry import AGENTS, AgentKind, agent_kind, kind_in, load_agent, named
 
 if TYPE_CHECKING:
     from rlflow_tvm.agents.act import Agent
@@ -36,6 +36,7 @@ __all__ = [
     "TrainingResult",
     "Workers",
     "agent_kind",
+    "kind_in",
     "load_agent",
     "train",
 ]

@@ -12,9 +12,9 @@ import torch
 from gymnasium import spaces
 
 from rlflow_tvm.agents.checkpoint import load_checkpoint
-from rlflow_tvm.agents.config import PPOConfig
-from rlflow_tvm.agents.observation import CompactObservation, HasSites, ObservationSizes, actions_at, compact
-from rlflow_tvm.agents.policy import Acting, TwoStepPolicy
+from rlflow_tvm.agents.designs import DESIGNS
+from rlflow_tvm.agents.graph_policy import Acting, GraphPolicy, Kept
+from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.ppo import load_policy_tensors
 from rlflow_tvm.errors import AgentError
 
@@ -27,13 +27,14 @@ class Agent:
         metadata: what the caller of `train` stored beside it (rule names, models, target, ...).
     """
 
-    def __init__(self, policy: TwoStepPolicy, sizes: ObservationSizes, metadata: Mapping[str, Any]) -> None:
-        self.policy, self.sizes, self.metadata = policy.eval(), sizes, dict(metadata)
+    def __init__(self, policy: GraphPolicy[Any, Any], metadata: Mapping[str, Any]) -> None:
+        assert policy.places is not None
+        self.policy, self.sizes, self.metadata = policy.eval(), policy.sizes, dict(metadata)
         self._places = policy.places.copy()
 
     def fresh(self) -> Agent:
         """The agent as it was trained, without what `tried` has told it since."""
-        return Agent(self.policy, self.sizes, self.metadata)
+        return Agent(self.policy, self.metadata)
 
     @staticmethod
     def load(path: str | Path, observation_space: spaces.Space[Any] | None = None) -> Agent:
@@ -47,26 +48,27 @@ class Agent:
             AgentError: the file is missing, truncated, of another version, or made for other observation sizes.
         """
         tensors, description = load_checkpoint(Path(path), prefix="policy.")
-        sizes = ObservationSizes(**description["sizes"])
+        design = DESIGNS[description["policy"]]
         if observation_space is not None:
-            check_sizes(Path(path), sizes, ObservationSizes.from_space(observation_space))
-        config = PPOConfig.from_dict(description["config"])
+            found = dataclasses.asdict(design.from_space(observation_space))
+            check_sizes(Path(path), description["sizes"], found)
+        config = design.config.from_dict(description["config"])
         with torch.random.fork_rng(devices=[]):  # the parameters drawn here are overwritten at once
-            policy = TwoStepPolicy(sizes, config.hidden, config.rounds)
+            policy = design.make(design.sizes(**description["sizes"]), config)
         load_policy_tensors(policy, tensors)
-        return Agent(policy, sizes, description["metadata"])
+        return Agent(policy, description["metadata"])
 
     def begin(self, number: int = 1) -> None:
         """A new episode, or several at once: nothing is remembered of the last one."""
 
     def act(
         self, observation: Mapping[str, Any], deterministic: bool = True, rng: np.random.Generator | None = None
-    ) -> np.ndarray:
-        """One action (rule, location), int64 (2,), never a masked one.
+    ) -> Any:
+        """One action as the environment takes it, such as (rule, location), int64 (2,); never a masked one.
 
         Args:
             observation: of the environment.
-            deterministic: take the likeliest rule and then its likeliest location, instead of sampling.
+            deterministic: take the likeliest (rule and then its likeliest location), instead of sampling.
             rng: what to sample with; needed unless deterministic.
 
         Raises:
@@ -74,14 +76,15 @@ class Agent:
         """
         return act_with(self.policy, self._compact(observation), deterministic, rng)
 
-    def tried(self, observations: Sequence[Mapping[str, Any]], actions: np.ndarray, saved: Sequence[float]) -> None:
-        """Know from now on what actions (T, 2) saved, each in percent of its episode's first graph."""
-        self._places.tried(observations, actions, saved)
+    def tried(self, observations: Sequence[Mapping[str, Any]], actions: Sequence[Any], saved: Sequence[float]) -> None:
+        """Know from now on what actions (T of them) saved, each in percent of its episode's first graph."""
+        pairs = zip(observations, actions, strict=True)
+        self._places.tried([self.policy.place(seen, action) for seen, action in pairs], saved)
 
     def draw(
         self, observations: Sequence[Mapping[str, Any]], rng: np.random.Generator, episodes: Sequence[int]
-    ) -> np.ndarray:
-        """An action sampled for each of some episodes that go on at once, int64 (B, 2).
+    ) -> Sequence[Any]:
+        """An action sampled for each of some episodes that go on at once (B of them).
 
         Args:
             observations: theirs.
@@ -90,34 +93,38 @@ class Agent:
         """
         del episodes  # nothing is remembered of them
         kept = [self._compact(each) for each in observations]
-        return actions_at(kept, self.policy.draw(kept, rng))
+        drawn = zip(kept, self.policy.draw(kept, rng), strict=True)
+        return [self.policy.action(each, int(site)) for each, site in drawn]
 
     def probabilities(self, observation: Mapping[str, Any]) -> np.ndarray:
-        """p(rule, location), float64 (R+1, L), exactly 0 where masked."""
+        """p(rule, location), float64 (R+1, L), or p(candidate); exactly 0 where masked."""
         return self.policy.probabilities(self._compact(observation))
 
     def value(self, observation: Mapping[str, Any]) -> float:
         """The expected discounted return, in units of the training's reward scale."""
         return self.policy.value(self._compact(observation))
 
-    def _compact(self, observation: Mapping[str, Any]) -> CompactObservation:
-        return compact(observation, self.sizes, self._places.known)
+    def _compact(self, observation: Mapping[str, Any]) -> Any:
+        # one that never looked at places in its training would not know what to make of them
+        places = Places() if self.policy.informed_share == 0.0 else self._places
+        return self.policy.compact(observation, places.known)
 
 
-def act_with(policy: Acting, kept: HasSites, deterministic: bool, rng: np.random.Generator | None) -> np.ndarray:
+def act_with(policy: Acting, kept: Kept, deterministic: bool, rng: np.random.Generator | None) -> Any:
     """See `Agent.act`; `kept` is the observation as the policy keeps it."""
     if not deterministic and rng is None:
         raise AgentError("Agent.act: sampling needs rng=numpy.random.default_rng(seed), or deterministic=True")
-    if len(kept.site_rules) == 0:
+    if kept.num_sites == 0:
         raise AgentError("Agent.act: no rule is allowed by rule_mask; reset the environment after it terminated")
     site, _, _ = policy.choose(kept, None if deterministic else rng)
-    return actions_at([kept], [site])[0]
+    return policy.action(kept, site)
 
 
-def check_sizes(path: Path, saved: ObservationSizes, wanted: ObservationSizes) -> None:
+def check_sizes(path: Path, saved: Mapping[str, int], wanted: Mapping[str, int]) -> None:
     """AgentError naming every size in which a checkpoint and an environment differ."""
-    pairs = zip(dataclasses.asdict(saved).items(), dataclasses.asdict(wanted).values(), strict=True)
-    differing = [f"{name} {old} there, {new} here" for (name, old), new in pairs if old != new]
+    names = dict.fromkeys([*saved, *wanted])
+    pairs = [(name, saved.get(name, "not told"), wanted.get(name, "not told")) for name in names]
+    differing = [f"{name} {old} there, {new} here" for name, old, new in pairs if old != new]
     if differing:
         raise AgentError(
             f"{path}: trained on other observations ({'; '.join(differing)}); "

@@ -13,8 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rlflow_tvm.agents.observation import actions_at
-from rlflow_tvm.agents.policy import Acting
+from rlflow_tvm.agents.graph_policy import Acting
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.savings import savings
 from rlflow_tvm.errors import AgentError
@@ -87,10 +86,10 @@ def collect_episode(
     policy.begin_episode(rng)
     kept = policy.compact(observation)
     while not (episode.terminated or episode.truncated):
-        if len(kept.site_rules) == 0:
-            raise AgentError("environment: neither a rule nor stop is allowed, yet the episode goes on; mend its masks")
+        if kept.num_sites == 0:
+            raise AgentError("environment: nothing is allowed, nor to stop, yet the episode goes on; mend its masks")
         site, log_prob, value = policy.choose(kept, rng)
-        observation, reward, terminated, truncated, info = env.step(actions_at([kept], [site])[0])
+        observation, reward, terminated, truncated, info = env.step(policy.action(kept, site))
         episode.observations.append(kept)
         episode.sites.append(site)
         episode.rewards.append(float(reward))
@@ -116,3 +115,5 @@ def _note_time(episode: Episode, info: Mapping[str, Any]) -> None:
     run_secs = info.get("run_secs")
     if run_secs is not None and math.isfinite(run_secs):
         episode.run_secs.append(float(run_secs))
+        if "end_to_end_secs" in info:
+            episode.end_to_end.append([float(run_secs), float(info["end_to_end_secs"])])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from rlflow_tvm.errors import AgentError
 
@@ -81,10 +81,10 @@ class PPOConfig:
         """The settings as JSON takes them."""
         return dataclasses.asdict(self)
 
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> PPOConfig:
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The inverse of `as_dict`; AgentError names settings that are unknown."""
-        unknown = sorted(set(values) - {field.name for field in dataclasses.fields(PPOConfig)})
+        unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
-            raise AgentError(f"PPOConfig has no setting {', '.join(unknown)}; leave it out or update rlflow_tvm")
-        return PPOConfig(**values)
+            raise AgentError(f"{cls.__name__} has no setting {', '.join(unknown)}; leave it out or update rlflow_tvm")
+        return cls(**values)

@@ -31,25 +31,37 @@ def segment_log_softmax(logits: torch.Tensor, segment: torch.Tensor, num_segment
 
 @dataclass(frozen=True, eq=False)
 class PolicyOutput:
-    """What the policy says of a batch (B graphs, P (graph, rule) pairs, S sites); logs are natural."""
+    """What a policy says of a batch (B graphs, S legal actions, called sites); logs are natural."""
+
+    log_probs: torch.Tensor  # (S,)
+    values: torch.Tensor  # (B,)
+    entropy: torch.Tensor  # (B,)
+
+
+@dataclass(frozen=True, eq=False)
+class TwoStepOutput(PolicyOutput):
+    """That of a policy in two steps (P (graph, rule) pairs); `entropy` is of the joint distribution,
+    H(rule) + sum_r p(r) H(location | r)."""
 
     rule_log_probs: torch.Tensor  # (P,) log p(rule)
-    location_log_probs: torch.Tensor  # (S,) log p(location | rule)
-    log_probs: torch.Tensor  # (S,) log p(rule, location), the sum of the two
-    values: torch.Tensor  # (B,)
-    entropy: torch.Tensor  # (B,) of the joint distribution: H(rule) + sum_r p(r) H(location | r)
+    location_log_probs: torch.Tensor  # (S,) log p(location | rule); log_probs is the sum of the two
+
+
+def entropies(log_probs: torch.Tensor, segment: torch.Tensor, num_segments: int) -> torch.Tensor:
+    """Of the distribution in each segment of log-probabilities (n,)."""
+    return torch.zeros(num_segments).index_add(0, segment, -log_probs.exp() * log_probs)
 
 
 def two_step_output(
     batch: SiteBatch, rule_logits: torch.Tensor, location_logits: torch.Tensor, values: torch.Tensor
-) -> PolicyOutput:
+) -> TwoStepOutput:
     """p(rule, location) = p(rule) p(location | rule) of logits (P,) and (S,), with values (B,)."""
     rule_log_probs = segment_log_softmax(rule_logits, batch.pair_graph, batch.num_graphs)
     location_log_probs = segment_log_softmax(location_logits, batch.site_pair, batch.num_pairs)
     log_probs = rule_log_probs.index_select(0, batch.site_pair) + location_log_probs
     graph = batch.pair_graph[batch.site_pair]
-    surprise = torch.zeros(batch.num_graphs).index_add(0, graph, -log_probs.exp() * log_probs)
-    return PolicyOutput(rule_log_probs, location_log_probs, log_probs, values, surprise)
+    entropy = entropies(log_probs, graph, batch.num_graphs)
+    return TwoStepOutput(log_probs, values, entropy, rule_log_probs, location_log_probs)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,11 +11,9 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 
-from rlflow_tvm.agents.observation import CompactObservation
 from rlflow_tvm.agents.rollout import Episode
 
 _TEXT = "message"
-_PARTS = [field.name for field in dataclasses.fields(CompactObservation)]
 _REST = [field.name for field in dataclasses.fields(Episode) if field.name != "observations"]
 
 
@@ -32,9 +30,10 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 
 def pack_episode(episode: Episode) -> bytes:
-    """An episode as bytes; Python writes floats into JSON with all their digits, so that none is changed."""
+    """An episode as bytes; Python writes floats into JSON with all their digits, so that none is changed. What is kept
+    of observations is a dataclass of arrays."""
     arrays: dict[str, np.ndarray] = {}
-    for name in _PARTS:
+    for name in (field.name for field in dataclasses.fields(episode.observations[0])):
         parts = [getattr(observation, name) for observation in episode.observations]
         arrays[name] = np.concatenate(parts)
         arrays[f"{name} lengths"] = np.array([len(part) for part in parts])
@@ -44,12 +43,11 @@ def pack_episode(episode: Episode) -> bytes:
     )
 
 
-def unpack_episode(data: bytes) -> Episode:
-    """The inverse of `pack_episode`."""
+def unpack_episode(data: bytes, kept: type) -> Episode:
+    """The inverse of `pack_episode`, for observations kept as `kept`."""
     message, tensors = unpack(data)
-    parts = {name: torch.split(tensors[name], tensors[f"{name} lengths"].tolist()) for name in _PARTS}
+    names = [field.name for field in dataclasses.fields(kept)]
+    parts = {name: torch.split(tensors[name], tensors[f"{name} lengths"].tolist()) for name in names}
     steps = zip(*parts.values(), strict=True)
-    observations = [
-        CompactObservation(**{name: part.numpy() for name, part in zip(parts, step, strict=True)}) for step in steps
-    ]
+    observations = [kept(**{name: part.numpy() for name, part in zip(parts, step, strict=True)}) for step in steps]
     return Episode(observations=observations, **message)

@@ -8,7 +8,6 @@ as in neural episodic control (Pritzel et al. 2017), and the network decides wha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -90,10 +89,8 @@ class Places:
         means[rows] = sums / tries[rows]
         self.tries, self.means = tries, means
 
-    def tried(self, observations: Sequence[Mapping[str, Any]], actions: np.ndarray, saved: Sequence[float]) -> None:
-        """Take in what actions (T, 2) on an environment's observations saved, each in percent of its episode's first
-        graph."""
-        places = [seen["location_places"][tuple(action)] for seen, action in zip(observations, actions, strict=True)]
+    def tried(self, places: Sequence[np.ndarray], saved: Sequence[float]) -> None:
+        """Take in what actions at places with keys (P,) each saved, each in percent of its episode's first graph."""
         self.add(np.stack(places), squeezed(torch.tensor(saved, dtype=torch.float64)).numpy())
 
     def learn(self, episodes: Sequence[Episode]) -> None:
@@ -154,4 +151,4 @@ class Outlook:
     def tried(self, place: np.ndarray, saved: float) -> None:
         """Take in what an action at a place with keys (P,) saved, in percent of the episode's first graph."""
         if self._places is not None:
-            self._places.add(place[None], squeezed(torch.tensor([saved], dtype=torch.float64)).numpy())
+            self._places.tried([place], [saved])

@@ -6,9 +6,8 @@ and the graph's readout as context: neither its index nor the order of the sites
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,93 +15,61 @@ from torch import nn
 from torch.nn import functional
 
 from rlflow_tvm.agents.encoder import GraphEncoder
-from rlflow_tvm.agents.heads import STOP_BIAS, PolicyOutput, TwoStepHeads, two_step_output
+from rlflow_tvm.agents.graph_policy import GraphPolicy, Told, pick
+from rlflow_tvm.agents.heads import STOP_BIAS, TwoStepHeads, TwoStepOutput, two_step_output
 from rlflow_tvm.agents.observation import (
     CompactObservation,
     GraphBatch,
     HasSites,
     ObservationSizes,
     SiteBatch,
+    actions_at,
     collate,
     collate_sites,
     compact,
 )
-from rlflow_tvm.agents.places import Outlook, Places
+from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.prior import features
 
-ObservationT = TypeVar("ObservationT", bound=HasSites)
-BatchT = TypeVar("BatchT", bound=SiteBatch)
+
+class _Kept(HasSites, Protocol):
+    @property
+    def num_sites(self) -> int: ...
 
 
-class Acting(Protocol):
-    """What collecting an episode takes of a policy."""
-
-    def begin_episode(self, rng: np.random.Generator) -> None: ...
-    def tried(self, observation: Any, site: int, saved: float) -> None: ...
-    def compact(self, observation: Mapping[str, Any]) -> Any: ...
-    def choose(self, observation: Any, rng: np.random.Generator | None) -> tuple[int, float, float]: ...
-    def value(self, observation: Any) -> float: ...
+SitesT = TypeVar("SitesT", bound=_Kept)
+SiteBatchT = TypeVar("SiteBatchT", bound=SiteBatch)
 
 
-class SitePolicy(nn.Module, Generic[ObservationT, BatchT], ABC):
-    """A policy over the legal actions of an observation, whatever the observation is made of.
+class SitePolicy(GraphPolicy[SitesT, SiteBatchT]):
+    """A policy over rules and locations, in two steps.
 
     Args:
         sizes: of the rules and locations there are, among others.
-
-    Attributes:
-        places: what it knows of places, if it looks at that: saved with the parameters, though it is none.
+        informed_share: see `GraphPolicy`.
     """
 
-    places: Places | None = None
+    sizes: ObservationSizes
     heads: TwoStepHeads
-    value_mean: torch.Tensor  # ()
-    value_deviation: torch.Tensor  # ()
-    value_weight: torch.Tensor  # () of the returns that both were taken from; 0 in a new policy
 
-    def __init__(self, sizes: ObservationSizes) -> None:
-        super().__init__()
-        self.sizes = sizes
-        self.register_buffer("value_mean", torch.zeros(()))
-        self.register_buffer("value_deviation", torch.ones(()))
-        self.register_buffer("value_weight", torch.zeros(()))
+    @property
+    def value_head(self) -> nn.Linear:  # type: ignore[override]
+        return self.heads.value_head
 
-    def output(self, batch: SiteBatch, *told: Any) -> PolicyOutput:
-        """What the heads make of what they are told; the value head tells values in units of `value_deviation`."""
+    def output(self, batch: SiteBatch, *told: Any) -> TwoStepOutput:
+        """What the heads make of what they are told."""
         rule_logits, location_logits, values = self.heads(batch, *told)
-        values = self.value_mean + self.value_deviation * values.squeeze(1)
-        return two_step_output(batch, rule_logits, location_logits, values)
+        return two_step_output(batch, rule_logits, location_logits, self.scaled(values))
 
-    @torch.no_grad()
-    def normalise_values(self, mean: float, deviation: float) -> None:
-        """Take other units for what the value head gives, and change it so that the values stay what they are (PopArt,
-        van Hasselt et al. 2016)."""
-        head = self.heads.value_head
-        head.weight *= self.value_deviation / deviation
-        head.bias.copy_((self.value_deviation * head.bias + self.value_mean - mean) / deviation)
-        self.value_mean.fill_(mean)
-        self.value_deviation.fill_(deviation)
+    def action(self, observation: SitesT, site: int) -> np.ndarray:
+        """(rule, location), int64 (2,)."""
+        return actions_at([observation], [site])[0]
 
-    def begin_episode(self, rng: np.random.Generator) -> None:
-        """A new episode of a training, of which `rng` are the random numbers."""
-
-    def tried(self, observation: ObservationT, site: int, saved: float) -> None:
-        """What a step of the episode saved, in percent of its first graph."""
-
-    @abstractmethod
-    def compact(self, observation: Mapping[str, Any]) -> ObservationT:
-        """What is kept of an environment's observation; AgentError where it does not fit."""
-
-    @abstractmethod
-    def collate(self, observations: Sequence[ObservationT]) -> BatchT:
-        """One batch of kept observations, in their order."""
-
-    @abstractmethod
-    def forward(self, batch: BatchT) -> PolicyOutput:
-        """Log-probabilities of all legal actions, joint entropy and value of each graph."""
+    def place(self, observation: Mapping[str, Any], action: np.ndarray) -> np.ndarray:
+        return observation["location_places"][tuple(action)]
 
     @torch.inference_mode()
-    def probabilities(self, observation: ObservationT) -> np.ndarray:
+    def probabilities(self, observation: SitesT) -> np.ndarray:
         """p(rule, location) as a dense float64 array (R+1, L); exactly 0 where the masks forbid the action."""
         dense = np.zeros((self.sizes.num_rules, self.sizes.num_locations))
         log_probs = self(self.collate([observation])).log_probs.double().numpy()
@@ -110,12 +77,7 @@ class SitePolicy(nn.Module, Generic[ObservationT, BatchT], ABC):
         return dense
 
     @torch.inference_mode()
-    def value(self, observation: ObservationT) -> float:
-        """The value of one observation."""
-        return float(self(self.collate([observation])).values[0])
-
-    @torch.inference_mode()
-    def choose(self, observation: ObservationT, rng: np.random.Generator | None) -> tuple[int, float, float]:
+    def choose(self, observation: SitesT, rng: np.random.Generator | None) -> tuple[int, float, float]:
         """One action: (index of the site, log p(rule, location), value of the observation).
 
         With a generator rule and location are sampled; with None the likeliest rule is taken and then its likeliest
@@ -123,22 +85,11 @@ class SitePolicy(nn.Module, Generic[ObservationT, BatchT], ABC):
         """
         batch = self.collate([observation])
         output = self(batch)
-        pair = _pick(output.rule_log_probs.double().numpy(), rng)
+        pair = pick(output.rule_log_probs.double().numpy(), rng)
         begin = int(batch.pair_sizes[:pair].sum())
         own = output.location_log_probs[begin : begin + int(batch.pair_sizes[pair])]
-        site = begin + _pick(own.double().numpy(), rng)
+        site = begin + pick(own.double().numpy(), rng)
         return site, float(output.log_probs[site]), float(output.values[0])
-
-    @torch.inference_mode()
-    def choose_all(self, batch: BatchT, output: PolicyOutput, rng: np.random.Generator) -> np.ndarray:
-        """One action for each observation of a batch, drawn: indices of sites, int64 (B,)."""
-        return _pick_each(output.log_probs.double().numpy(), batch.site_offsets, rng)
-
-    @torch.inference_mode()
-    def draw(self, observations: Sequence[ObservationT], rng: np.random.Generator) -> np.ndarray:
-        """One action for each, drawn: indices of sites, int64 (B,)."""
-        batch = self.collate(observations)
-        return self.choose_all(batch, self(batch), rng)
 
 
 class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
@@ -148,17 +99,13 @@ class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
         sizes: widths of the observation, from `ObservationSizes.from_space`.
         hidden: width of all embeddings.
         rounds: message rounds of the encoder.
-        informed_share: of a training's episodes, those in which it looks at what it knows of places, or in half of
-            them at what it imagines, given that. In the others it finds what pays late, and what is known leads away
-            from. None: it is told what is known in all of them.
+        informed_share: see `GraphPolicy`.
     """
 
     places: Places
 
     def __init__(self, sizes: ObservationSizes, hidden: int, rounds: int, informed_share: float | None = None) -> None:
-        super().__init__(sizes)
-        self.informed_share = informed_share
-        self._outlook: Outlook | None = None
+        super().__init__(sizes, informed_share)
         self.encoder = GraphEncoder(sizes, hidden, rounds)
         self.rule = nn.Embedding(sizes.num_rules, hidden)
         self.site_nodes = nn.Linear(hidden, hidden)
@@ -168,7 +115,7 @@ class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
         self.heads = TwoStepHeads(sizes, hidden, 2 * hidden + 1, hidden)
         self.places = Places()
 
-    def forward(self, batch: GraphBatch) -> PolicyOutput:
+    def forward(self, batch: GraphBatch) -> TwoStepOutput:
         """Log-probabilities of all legal actions, joint entropy and value of each graph."""
         h, readout = self.encoder(batch)
         pair_graph, pair_rule, site_pair = batch.pair_graph, batch.pair_rule, batch.site_pair
@@ -180,17 +127,9 @@ class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
         rules = torch.cat([self.rule(pair_rule), readout.index_select(0, pair_graph), number], dim=1)
         return self.output(batch, own + known + context.index_select(0, site_pair), rules, readout, batch.site_known)
 
-    def compact(self, observation: Mapping[str, Any]) -> CompactObservation:
+    def compact(self, observation: Mapping[str, Any], told: Told | None = None) -> CompactObservation:
         """See `observation.compact`."""
-        return compact(observation, self.sizes, self.places.known if self._outlook is None else self._outlook.told)
-
-    def begin_episode(self, rng: np.random.Generator) -> None:
-        share = self.informed_share
-        self._outlook = None if share is None else Outlook.of(self.places, share, rng)
-
-    def tried(self, observation: CompactObservation, site: int, saved: float) -> None:
-        if self._outlook is not None:
-            self._outlook.tried(observation.site_places[site], saved)
+        return compact(observation, self.sizes, told or self.told)
 
     def collate(self, observations: Sequence[CompactObservation]) -> GraphBatch:
         """See `observation.collate`."""
@@ -200,30 +139,12 @@ class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
 class UniformPolicy(SitePolicy[CompactObservation, SiteBatch]):
     """A uniformly random rule, then a uniformly random site of it; stop is drawn as seldom as by a new policy."""
 
-    def compact(self, observation: Mapping[str, Any]) -> CompactObservation:
-        return compact(observation, self.sizes)
+    def compact(self, observation: Mapping[str, Any], told: Told | None = None) -> CompactObservation:
+        return compact(observation, self.sizes, told)
 
     def collate(self, observations: Sequence[CompactObservation]) -> SiteBatch:
         return collate_sites(observations)
 
-    def forward(self, batch: SiteBatch) -> PolicyOutput:
+    def forward(self, batch: SiteBatch) -> TwoStepOutput:
         rules = STOP_BIAS * (batch.pair_rule == self.sizes.stop_rule).float()
         return two_step_output(batch, rules, torch.zeros(len(batch.site_pair)), torch.zeros(batch.num_graphs))
-
-
-def _pick_each(log_probs: np.ndarray, offsets: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """An index drawn within each segment of log-probabilities (S,), which begin at offsets (B+1,)."""
-    cumulative = np.cumsum(np.exp(log_probs))
-    before = np.concatenate([[0.0], cumulative])[offsets]
-    drawn = before[:-1] + rng.random(len(offsets) - 1) * np.diff(before)
-    # rounding must not lead into a neighbour
-    return np.clip(np.searchsorted(cumulative, drawn, side="right"), offsets[:-1], offsets[1:] - 1) - offsets[:-1]
-
-
-def _pick(log_probs: np.ndarray, rng: np.random.Generator | None) -> int:
-    """An index drawn with the given log-probabilities (n,), or the likeliest one without a generator."""
-    if rng is None:
-        return int(np.argmax(log_probs))
-    cumulative = np.cumsum(np.exp(log_probs))
-    # the sum is 1 up to rounding; scaled by it the draw stays below the last entry
-    return int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))

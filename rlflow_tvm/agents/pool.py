@@ -12,8 +12,8 @@ import torch
 
 from rlflow_tvm.agents.collect import Quota
 from rlflow_tvm.agents.config import PPOConfig
+from rlflow_tvm.agents.designs import DESIGNS, Design
 from rlflow_tvm.agents.messages import pack, unpack, unpack_episode
-from rlflow_tvm.agents.observation import ObservationSizes
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.errors import AgentError
 
@@ -93,8 +93,8 @@ class _Place:
 class Pool:
     """The workers of one training; one that dies is replaced, and its episode begun again. See `open_pool`."""
 
-    def __init__(self, crew: Crew, start: bytes, sizes: ObservationSizes) -> None:
-        self._crew, self._start, self._sizes = crew, crew.shared(start), sizes
+    def __init__(self, crew: Crew, start: bytes, design: Design, sizes: Any) -> None:
+        self._crew, self._start, self._design, self._sizes = crew, crew.shared(start), design, sizes
         self._weights: Any = None
         self._deaths: Counter[int] = Counter()
         self._places: list[_Place] = []
@@ -147,7 +147,7 @@ class Pool:
             if number == _START:
                 self._check_sizes(answer)
                 continue
-            arrived[number] = unpack_episode(answer)
+            arrived[number] = unpack_episode(answer, self._design.kept)
             on_arrival(len(arrived[number]))
             while first + quota.taken in arrived:
                 episode = arrived.pop(first + quota.taken)
@@ -183,7 +183,7 @@ class Pool:
         place.worker, place.task, place.loaded = self._hire(), _START, False
 
     def _check_sizes(self, answer: bytes) -> None:
-        found = ObservationSizes(**unpack(answer)[0]["sizes"])
+        found = self._design.sizes(**unpack(answer)[0]["sizes"])
         if found != self._sizes:
             raise AgentError(
                 f"workers: their environment's observations have {found}, the training's own {self._sizes}; "
@@ -202,10 +202,8 @@ def _checked(answer: bytes) -> bytes:
 
 
 @contextmanager
-def open_pool(
-    workers: Workers, config: PPOConfig, seed: int, sizes: ObservationSizes, policy: str = "two-step"
-) -> Iterator[Pool]:
-    """The workers of a training, which end with the block, however it is left; `policy`: one of `worker.POLICIES`."""
+def open_pool(workers: Workers, config: PPOConfig, seed: int, sizes: Any, policy: str = "two-step") -> Iterator[Pool]:
+    """The workers of a training, which end with the block, however it is left; `policy`: one of `DESIGNS`."""
     crew: Crew
     if workers.ray is None:
         from rlflow_tvm.agents.processes import ProcessCrew
@@ -224,7 +222,7 @@ def open_pool(
         "seed": seed,
         "policy": policy,
     }
-    pool = Pool(crew, pack(start), sizes)
+    pool = Pool(crew, pack(start), DESIGNS[policy], sizes)
     try:
         pool.start()
         yield pool

@@ -12,10 +12,9 @@ from torch import nn
 from torch.nn import functional, utils
 
 from rlflow_tvm.agents.config import PPOConfig
+from rlflow_tvm.agents.graph_policy import GraphPolicy
 from rlflow_tvm.agents.heads import PolicyOutput
-from rlflow_tvm.agents.observation import ObservationSizes
 from rlflow_tvm.agents.places import Places
-from rlflow_tvm.agents.policy import SitePolicy, TwoStepPolicy
 from rlflow_tvm.agents.rollout import Episode, Minibatch, RewardScale, RolloutBuffer
 from rlflow_tvm.errors import AgentError
 
@@ -43,28 +42,17 @@ class PPO:
     """The learner: a policy, its optimizer, the random numbers of its minibatches and the scale of its rewards.
 
     Args:
-        sizes: of the observations, from `ObservationSizes.from_space`.
+        make_policy: makes the policy.
         config: settings.
         seed: of the parameters and the minibatches. Parameters are drawn from torch's global generator
             after seeding it: wrap in `torch.random.fork_rng` to keep that from being seen outside.
-        make_policy: makes another policy than `TwoStepPolicy`.
     """
 
-    def __init__(
-        self,
-        sizes: ObservationSizes,
-        config: PPOConfig,
-        seed: int,
-        make_policy: Callable[[], SitePolicy[Any, Any]] | None = None,
-    ) -> None:
-        self.sizes, self.config = sizes, config
+    def __init__(self, make_policy: Callable[[], GraphPolicy[Any, Any]], config: PPOConfig, seed: int) -> None:
+        self.config = config
         torch.manual_seed(seed)
         self.rng = np.random.default_rng(seed)
-        self.policy: SitePolicy[Any, Any] = (
-            TwoStepPolicy(sizes, config.hidden, config.rounds, config.informed_share)
-            if make_policy is None
-            else make_policy()
-        )
+        self.policy = make_policy()
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.learning_rate, eps=1e-5)
         self.reward_scale = RewardScale()
 
@@ -203,7 +191,7 @@ def restore_optimizer(
     optimizer.state.update(moments)
 
 
-def policy_tensors(policy: SitePolicy[Any, Any]) -> dict[str, torch.Tensor]:
+def policy_tensors(policy: GraphPolicy[Any, Any]) -> dict[str, torch.Tensor]:
     """The policy's parameters, and what it knows of places, under the names they have in a checkpoint."""
     tensors = {f"policy.{name}": value.detach() for name, value in policy.state_dict().items()}
     if policy.places is not None:
@@ -211,7 +199,7 @@ def policy_tensors(policy: SitePolicy[Any, Any]) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def load_policy_tensors(policy: SitePolicy[Any, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+def load_policy_tensors(policy: GraphPolicy[Any, Any], tensors: Mapping[str, torch.Tensor]) -> None:
     """The inverse of `policy_tensors`; AgentError where a parameter is missing or has another shape."""
     load_parameters(policy, tensors, "policy")
     if policy.places is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +21,29 @@ if TYPE_CHECKING:
 class AgentKind:
     """One kind of agent: one line of `AGENTS`.
 
-    `config_class`, `train_function` and `agent_class` are "module:name", looked up when they are needed.
+    `config_class`, `train_function` and `agent_class` are "module:name", looked up when they are needed. `environment`:
+    what it acts in, by its name among rewriting environments. `options`: of `train_function`, besides what `train`
+    is given. `presets`: "module:name" of named settings, where there are any.
     """
 
     summary: str
+    environment: str
     config_class: str
     train_function: str
     agent_class: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    presets: str | None = None
 
     def config(self, settings: Mapping[str, Any] | None = None) -> Any:
         """The kind's settings, defaults where none is given; AgentError for unknown or impossible ones."""
         return named(self.config_class).from_dict(settings or {})
+
+    def preset(self, name: str) -> Mapping[str, Any]:
+        """Settings by their name, such as a paper's; AgentError lists the names there are."""
+        there = {} if self.presets is None else named(self.presets)
+        if name not in there:
+            raise AgentError(f"no preset {name} of this agent; there are: {', '.join(there) or 'none'}")
+        return there[name]
 
     def check_folder(self, folder: str | Path, resume: bool = False) -> None:
         """AgentError if `train` would refuse the folder."""
@@ -41,7 +53,7 @@ class AgentKind:
         self, env: gymnasium.Env, config: Any, total_steps: int, seed: int, out_dir: str | Path, **options: Any
     ) -> TrainingResult:
         """Train one; see `rlflow_tvm.agents.training.train`."""
-        return named(self.train_function)(env, config, total_steps, seed, out_dir, **options)
+        return named(self.train_function)(env, config, total_steps, seed, out_dir, **self.options, **options)
 
     def load(self, path: str | Path, observation_space: gymnasium.Space[Any] | None = None) -> Agent:
         """A trained one; see `rlflow_tvm.agents.act.Agent.load`."""
@@ -51,15 +63,26 @@ class AgentKind:
 AGENTS: dict[str, AgentKind] = {
     "ppo": AgentKind(
         summary="model-free: PPO with a two-step policy (rule, then location) over the graph",
+        environment="rewriting",
         config_class="rlflow_tvm.agents.config:PPOConfig",
         train_function="rlflow_tvm.agents.training:train",
         agent_class="rlflow_tvm.agents.act:Agent",
     ),
     "world-model": AgentKind(
+        environment="rewriting",
         summary="RLFlow's: a model of rewriting learnt from random episodes, a controller trained in its dreams",
         config_class="rlflow_tvm.agents.world.config:WorldModelConfig",
         train_function="rlflow_tvm.agents.world.training:train",
         agent_class="rlflow_tvm.agents.world.act:WorldAgent",
+    ),
+    "candidate": AgentKind(
+        summary="X-RLflow's: PPO with a policy that chooses among all graphs one rewrite away",
+        environment="candidate",
+        config_class="rlflow_tvm.agents.candidate.config:CandidateConfig",
+        train_function="rlflow_tvm.agents.training:train",
+        agent_class="rlflow_tvm.agents.act:Agent",
+        options={"policy": "candidate"},
+        presets="rlflow_tvm.agents.candidate.config:PRESETS",
     ),
 }
 
@@ -71,10 +94,15 @@ def agent_kind(name: str) -> AgentKind:
     return AGENTS[name]
 
 
+def kind_in(path: str | Path) -> AgentKind:
+    """The kind of the trained agent in a checkpoint; AgentError if it cannot be read."""
+    described = named("rlflow_tvm.agents.checkpoint:load_checkpoint")(Path(path), prefix="policy.")[1]
+    return agent_kind(described["agent"])
+
+
 def load_agent(path: str | Path, observation_space: gymnasium.Space[Any] | None = None) -> Agent:
     """The trained agent in a checkpoint, of whichever kind it is; AgentError if it cannot be used."""
-    described = named("rlflow_tvm.agents.checkpoint:load_checkpoint")(Path(path), prefix="policy.")[1]
-    return agent_kind(described["agent"]).load(path, observation_space)
+    return kind_in(path).load(path, observation_space)
 
 
 def named(reference: str) -> Any:

@@ -41,6 +41,7 @@ class Episode:
     log_probs: list[float] = field(default_factory=list)
     run_secs: list[float] = field(default_factory=list)
     rules: list[str] = field(default_factory=list)  # names of the applied rules, as the infos tell them
+    end_to_end: list[list[float]] = field(default_factory=list)  # [time told, that of a whole run] where one was made
     terminated: bool = False
     truncated: bool = False
     last_value: float = 0.0

@@ -22,8 +22,8 @@ from rlflow_tvm.agents.act import check_sizes
 from rlflow_tvm.agents.archive import Archive
 from rlflow_tvm.agents.collect import Quota, collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
-from rlflow_tvm.agents.observation import ObservationSizes
-from rlflow_tvm.agents.policy import SitePolicy
+from rlflow_tvm.agents.designs import DESIGNS, Design
+from rlflow_tvm.agents.graph_policy import Acting
 from rlflow_tvm.agents.pool import Workers, open_pool
 from rlflow_tvm.agents.ppo import PPO, policy_tensors
 from rlflow_tvm.agents.progress import ProgressLog
@@ -94,6 +94,7 @@ def train(
     checkpoint_secs: float = 5.0,
     workers: Workers | None = None,
     starts: Sequence[Mapping[str, Any]] = (),
+    policy: str = "two-step",
 ) -> TrainingResult:
     """Train with PPO until `total_steps` environment steps, counted over all runs, and leave the agent in `out_dir`.
 
@@ -120,6 +121,7 @@ def train(
         workers: collect the episodes there, several at once.
         starts: graphs remembered from the beginning, as the environment tells them of episodes; a resumed training has
             its own.
+        policy: what is trained, one of `designs.DESIGNS`.
 
     Raises:
         AgentError: `out_dir` holds a training and `resume` is off, or holds none and it is on; or it was trained with
@@ -129,24 +131,25 @@ def train(
     if total_steps < 1 or seed < 0:
         raise AgentError(f"train: total_steps {total_steps} must be at least 1 and seed {seed} at least 0")
     check_folder(folder, resume)
-    sizes = ObservationSizes.from_space(env.observation_space)
+    design = DESIGNS[policy]
+    sizes = design.from_space(env.observation_space)
     # through JSON, so that it compares equal to what is read back
     identity = json.loads(json.dumps({"config": config.as_dict(), "seed": seed, "metadata": dict(metadata or {})}))
     with torch_settings(config.threads):
-        learner, counts = PPO(sizes, config, seed), _Counts()
+        learner, counts = PPO(lambda: design.make(sizes, config), config, seed), _Counts()
         archive = Archive(config.remembered, config.remembered_share)
         for each in starts:
             archive.take(each)
         path = folder / checkpoint.FILE_NAME
         if resume:
-            counts = _restore(path, learner, archive, identity)
+            counts = _restore(path, design, learner, archive, identity)
         else:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise AgentError(f"{folder}: cannot be made ({error.strerror}); give another output folder") from error
             # at once, so that a training killed in its first update can be resumed too
-            _save(path, learner, archive, identity, counts)
+            _save(path, policy, learner, archive, identity, counts)
         started = time.monotonic() - counts.wall_secs
         saved_at = time.monotonic()
         with ProgressLog(folder, counts.updates, counts.env_steps) as log, ExitStack() as stack:
@@ -160,7 +163,7 @@ def train(
 
             pool = None
             if workers is not None and counts.env_steps < total_steps:
-                pool = stack.enter_context(open_pool(workers, config, seed, sizes))
+                pool = stack.enter_context(open_pool(workers, config, seed, sizes, policy))
             while counts.env_steps < total_steps:
                 quota = Quota(config.steps_per_update, counts.longest)
                 start = partial(archive.start, seed)
@@ -183,7 +186,7 @@ def train(
                 counts.wall_secs = time.monotonic() - started
                 log.write({**_line(counts), **losses})
                 if time.monotonic() - saved_at >= checkpoint_secs or counts.env_steps >= total_steps:
-                    _save(path, learner, archive, identity, counts)
+                    _save(path, policy, learner, archive, identity, counts)
                     saved_at = time.monotonic()
     told = dataclasses.asdict(counts)
     del told["longest"]
@@ -192,7 +195,7 @@ def train(
 
 def _rollout(
     env: gymnasium.Env,
-    policy: SitePolicy[Any, Any],
+    policy: Acting,
     seed: int,
     first: int,
     quota: Quota,
@@ -239,11 +242,14 @@ def _line(counts: _Counts) -> dict[str, Any]:
     return {"update": values.pop("updates"), **values}
 
 
-def _save(path: Path, learner: PPO, archive: Archive, identity: Mapping[str, Any], counts: _Counts) -> None:
+def _save(
+    path: Path, policy: str, learner: PPO, archive: Archive, identity: Mapping[str, Any], counts: _Counts
+) -> None:
     description = {
-        "agent": "ppo",
+        "agent": "ppo" if policy == "two-step" else policy,
+        "policy": policy,
         **identity,
-        "sizes": dataclasses.asdict(learner.sizes),
+        "sizes": dataclasses.asdict(learner.policy.sizes),
         "learner": learner.numbers(),
         "archive": archive.kept,
         "counts": dataclasses.asdict(counts),
@@ -251,20 +257,18 @@ def _save(path: Path, learner: PPO, archive: Archive, identity: Mapping[str, Any
     checkpoint.save_checkpoint(path, learner.tensors(), description)
 
 
-def _restore(path: Path, learner: PPO, archive: Archive, identity: Mapping[str, Any]) -> _Counts:
+def _restore(path: Path, design: Design, learner: PPO, archive: Archive, identity: Mapping[str, Any]) -> _Counts:
     """Put a checkpoint's state into learner and archive, once it is clear that it belongs to the same training."""
     tensors, description = checkpoint.load_checkpoint(path)
-    refuse_differences(path, description, identity, learner.sizes)
+    refuse_differences(path, description, identity, learner.policy.sizes)
     learner.restore(tensors, description["learner"])
     archive.kept = description["archive"]
     return _Counts(**description["counts"])
 
 
-def refuse_differences(
-    path: Path, description: Mapping[str, Any], identity: Mapping[str, Any], sizes: ObservationSizes
-) -> None:
+def refuse_differences(path: Path, description: Mapping[str, Any], identity: Mapping[str, Any], sizes: Any) -> None:
     """AgentError naming every setting in which a checkpoint differs from the training that would go on from it."""
-    check_sizes(path, ObservationSizes(**description["sizes"]), sizes)
+    check_sizes(path, description["sizes"], dataclasses.asdict(sizes))
     then, now = (
         {
             **parts["config"],

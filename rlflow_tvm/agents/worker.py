@@ -15,7 +15,7 @@ import os
 import select
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -23,17 +23,10 @@ import gymnasium
 import torch
 
 from rlflow_tvm.agents.collect import collect_episode, episode_rng
-from rlflow_tvm.agents.config import PPOConfig
+from rlflow_tvm.agents.designs import DESIGNS
 from rlflow_tvm.agents.messages import pack, pack_episode, unpack
-from rlflow_tvm.agents.observation import ObservationSizes
-from rlflow_tvm.agents.policy import SitePolicy, TwoStepPolicy, UniformPolicy
 from rlflow_tvm.agents.ppo import load_policy_tensors
 from rlflow_tvm.errors import AgentError, RlflowError
-
-POLICIES: dict[str, Callable[[ObservationSizes, PPOConfig], SitePolicy[Any, Any]]] = {
-    "two-step": lambda sizes, config: TwoStepPolicy(sizes, config.hidden, config.rounds, config.informed_share),
-    "uniform": lambda sizes, _config: UniformPolicy(sizes),
-}
 
 
 class RolloutWorker:
@@ -60,12 +53,13 @@ class RolloutWorker:
             return pack({"bug": traceback.format_exc()})
 
     def _start(self, message: Mapping[str, Any]) -> bytes:
-        config = PPOConfig.from_dict(message["config"])
+        design = DESIGNS[message["policy"]]
+        config = design.config.from_dict(message["config"])
         torch.set_num_threads(config.threads)  # as where there are no workers, for the same numbers
         self._seed = int(message["seed"])
         self._env = make_env(message["factory"], message["arguments"])
-        sizes = ObservationSizes.from_space(self._env.observation_space)
-        self._policy, self._loaded = POLICIES[message["policy"]](sizes, config), False
+        sizes = design.from_space(self._env.observation_space)
+        self._policy, self._loaded = design.make(sizes, config), False
         return pack({"sizes": dataclasses.asdict(sizes)})
 
 

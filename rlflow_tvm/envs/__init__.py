@@ -6,9 +6,12 @@ imports it by itself; X-RLflow's is `rlflow_tvm/Candidates-v0`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium
 
 from rlflow_tvm.envs.candidates import CandidateEnv
+from rlflow_tvm.envs.episode import RewritingEnv
 from rlflow_tvm.envs.many_models import ManyModelsEnv
 from rlflow_tvm.envs.problem import RewriteProblem
 from rlflow_tvm.envs.rewards import REWARDS
@@ -17,4 +20,15 @@ from rlflow_tvm.envs.rewriting import GraphRewriteEnv
 gymnasium.register(id="rlflow_tvm/GraphRewrite-v0", entry_point="rlflow_tvm.envs:GraphRewriteEnv")
 gymnasium.register(id="rlflow_tvm/Candidates-v0", entry_point="rlflow_tvm.envs:CandidateEnv")
 
-__all__ = ["REWARDS", "CandidateEnv", "GraphRewriteEnv", "ManyModelsEnv", "RewriteProblem"]
+ENVIRONMENTS: dict[str, type[RewritingEnv[Any]]] = {"rewriting": GraphRewriteEnv, "candidate": CandidateEnv}
+"""By the names that agents know them by."""
+
+__all__ = [
+    "ENVIRONMENTS",
+    "REWARDS",
+    "CandidateEnv",
+    "GraphRewriteEnv",
+    "ManyModelsEnv",
+    "RewriteProblem",
+    "RewritingEnv",
+]

@@ -14,6 +14,7 @@ from rlflow_tvm.envs.episode import RewritingEnv, StepResult
 from rlflow_tvm.errors import EnvError, RewriteError
 from rlflow_tvm.passes import RewriteAction
 from rlflow_tvm.passes.difference import Difference
+from rlflow_tvm.passes.fingerprint import distinct
 from rlflow_tvm.passes.match import Match
 
 MOST = 500
@@ -40,6 +41,10 @@ class CandidateEnv(RewritingEnv[int]):
         self._known = Known()
         super().__init__(*args, **options)
 
+    @classmethod
+    def observations(cls, rules: int) -> gymnasium.Space[dict[str, Any]]:
+        return candidate_space(rules, MOST)
+
     def _spaces(self) -> tuple[gymnasium.Space[dict[str, Any]], gymnasium.Space[int]]:
         space: gymnasium.Space[Any] = gymnasium.spaces.Discrete(self.most + 1)
         return candidate_space(len(self.rule_names), self.most), space
@@ -63,9 +68,8 @@ class CandidateEnv(RewritingEnv[int]):
         return self._take(self.candidates[number].action)
 
     def _observe(self) -> tuple[dict[str, Any], bool]:
-        found: list[Candidate] = []
-        identities: set[Any] = set()
-        self._duplicates = 0
+        told: list[Candidate] = []
+        differences: list[Difference] = []
         for number, rule in enumerate(self.rule_names):
             for site, match in self.state.located(rule):
                 action = RewriteAction(rule, site)
@@ -75,12 +79,10 @@ class CandidateEnv(RewritingEnv[int]):
                     difference, change = self._difference(match)
                 except RewriteError:  # nothing would change, or not as the types allow: there is no graph to choose
                     continue
-                if difference.identity in identities:
-                    self._duplicates += 1
-                    continue
-                identities.add(difference.identity)
-                found.append(Candidate(action, number, match, change))
-        self._found = len(found)
+                told.append(Candidate(action, number, match, change))
+                differences.append(difference)
+        found = [told[i] for i in distinct(self.state.graph, differences)]
+        self._found, self._duplicates = len(found), len(told) - len(found)
         self.candidates = tuple(found[i] for i in self._fairly([each.rule for each in found]))
         observation = observe_candidates(self.state.graph, self.candidates, len(self.rule_names), self.most)
         return observation, bool(self.candidates)

@@ -72,6 +72,11 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         self.observation_space, self.action_space = self._spaces()
         self._begin()
 
+    @classmethod
+    @abstractmethod
+    def observations(cls, rules: int) -> gymnasium.Space[dict[str, Any]]:
+        """The space of observations with so many rules."""
+
     @abstractmethod
     def _spaces(self) -> tuple[gymnasium.Space[dict[str, Any]], gymnasium.Space[ActionT]]:
         """Of observations and actions."""

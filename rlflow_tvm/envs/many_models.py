@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
-import numpy as np
 
-from rlflow_tvm.envs.rewriting import GraphRewriteEnv
+from rlflow_tvm.envs.episode import RewritingEnv
 from rlflow_tvm.errors import EnvError
 from rlflow_tvm.passes import Plan
 
 
-class ManyModelsEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
+class ManyModelsEnv(gymnasium.Env[dict[str, Any], Any]):
     """Chooses one environment at each reset, uniformly by the reset's seed, so that a resumed training meets the same.
 
     `model` is the name of the one in use, `current` the environment itself. All must have the same rules. The last info
@@ -25,7 +24,7 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
 
     metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own convention
 
-    def __init__(self, envs: Mapping[str, GraphRewriteEnv]) -> None:
+    def __init__(self, envs: Mapping[str, RewritingEnv[Any]]) -> None:
         if not envs or len({env.rule_names for env in envs.values()}) != 1:
             raise EnvError("several models in one training need one rule set: give at least one, all for one target")
         self._envs = dict(envs)
@@ -35,7 +34,7 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         self._best = math.inf, self.current.state
 
     @property
-    def current(self) -> GraphRewriteEnv:
+    def current(self) -> RewritingEnv[Any]:
         return self._envs[self.model]
 
     def reset(
@@ -53,7 +52,7 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         self._best = math.inf, self.current.state
         return reset
 
-    def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.current.step(action)
         if info["run_secs"] < self._best[0]:
             self._best = info["run_secs"], self.current.state
@@ -61,7 +60,7 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
             state = self._best[1]
             run_secs = self.current.problem.cost(state, measured=True).run_secs
             info["episode"] = {"model": self.model, "run_secs": run_secs, "plan": dataclasses.asdict(state.plan)}
-        return observation, reward, terminated, truncated, info
+        return observation, float(reward), terminated, truncated, info
 
     def close(self) -> None:
         for env in self._envs.values():

@@ -19,9 +19,13 @@ class GraphRewriteEnv(RewritingEnv[np.ndarray]):
     Observation: see `observation.observe`.
     """
 
+    @classmethod
+    def observations(cls, rules: int) -> gymnasium.Space[dict[str, Any]]:
+        return observation_space(rules)
+
     def _spaces(self) -> tuple[gymnasium.Space[dict[str, Any]], gymnasium.Space[np.ndarray]]:
         rules = len(self.rule_names)
-        return observation_space(rules), gymnasium.spaces.MultiDiscrete([rules + 1, LOCATIONS])
+        return self.observations(rules), gymnasium.spaces.MultiDiscrete([rules + 1, LOCATIONS])
 
     @property
     def stop(self) -> int:

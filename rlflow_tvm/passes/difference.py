@@ -5,17 +5,21 @@ A graph of hundreds of nodes has hundreds of rewrites, each of which touches a h
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Container, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm import relax
 
 from rlflow_tvm.dataflow import Node, canonical
 from rlflow_tvm.passes.apply import Roots, replacement
-from rlflow_tvm.passes.graph import VARIABLES, Graph
+from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.match import Match
+
+_BITS = 2**64 - 1
+_ODD = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,14 +30,14 @@ class Difference:
         roots: of each root its new expression; itself where it is bound anew.
         added: nodes that only the new graph has, each after those that it reads.
         removed: variables that are bound anew or no more.
-        identity: equal for two differences to the same graph if and only if they make the same graph of it, but for
-            graphs that are the same by a symmetry of the whole.
+        balance: what is computed more often than before, and less often, by whichever operands, as a hash: two
+            differences to one graph that make the same graph of it have the same.
     """
 
     roots: Roots
     added: tuple[Node, ...]
     removed: tuple[relax.Var, ...]
-    identity: Hashable
+    balance: int
     _rests_on: Mapping[relax.Var, tuple[Node, ...]]
     _outputs: tuple[relax.Var, ...]
 
@@ -44,10 +48,9 @@ class Difference:
         reader = _Reader(graph)
         roots, new = replacement(graph, match, parameters, reader.users)
         removed = _removed(reader, roots, new)
-        identity = _identity(reader, roots, new)
         for var in (*roots, *(var for node in new for var in node.inputs)):
             reader.users(var)
-        return Difference(roots, tuple(new), removed, identity, reader.seen, graph.outputs)
+        return Difference(roots, tuple(new), removed, _balance(graph, roots, new, removed), reader.seen, graph.outputs)
 
     def holds(self, graph: Graph) -> bool:
         """Whether it is the difference to `graph` too, in which the same match was found: nothing of what it was told
@@ -56,6 +59,55 @@ class Difference:
         return self._outputs == graph.outputs and all(
             users.get(var, ()) == nodes for var, nodes in self._rests_on.items()
         )
+
+
+def kind(node: Node) -> int:
+    """What a node computes of its variables, whichever these are, one read twice included: a hash of operator,
+    attributes, constants and type, of this process."""
+    if "kind" not in node.notes:
+        node.notes["kind"] = hash((tvm_ffi.structural_hash(node.var.ty), _written(node.value)))
+    return node.notes["kind"]
+
+
+def _written(value: relax.Expr) -> Hashable:
+    """A value in normal form without its variables."""
+    if isinstance(value, relax.Var):
+        return None
+    if isinstance(value, relax.Call):
+        attrs = 0 if value.attrs is None else tvm_ffi.structural_hash(value.attrs)
+        op = value.op.name if isinstance(value.op, tvm.ir.Op) else tvm_ffi.structural_hash(value.op)
+        return op, attrs, tuple(map(_written, value.args)), tuple(map(tvm_ffi.structural_hash, value.ty_args))
+    if isinstance(value, relax.Tuple):
+        return tuple(map(_written, value.fields))
+    if isinstance(value, relax.TupleGetItem):
+        return value.index, _written(value.tuple_value)
+    return tvm_ffi.structural_hash(value)
+
+
+def _balance(graph: Graph, roots: Roots, new: list[Node], removed: tuple[relax.Var, ...]) -> int:
+    bound = {node.var for node in new} | graph.position.keys()
+    gone = [graph.nodes[graph.position[var]] for var in removed]
+    before, after = [_local(node, bound, {}) for node in gone], [_local(node, bound, {}) for node in new]
+    ends = {root: expr for root, expr in roots.items() if not isinstance(expr, relax.Var) or expr not in bound}
+    for root in ends:  # where a parameter takes a root's place, its readers read a parameter
+        for reader in graph.users.get(root, ()):
+            if reader not in gone:
+                before.append(_local(reader, bound, {}))
+                after.append(_local(reader, bound, ends))
+    return sum(after) - sum(before)
+
+
+def _local(node: Node, bound: Container[relax.Expr], roots: Roots) -> int:
+    """A hash of what a node computes and of which parameters it reads where."""
+    read = [roots.get(var, var) for var in node.inputs]
+    told = hash((kind(node), *(0 if var in bound else _name(var) for var in read))) & _BITS
+    for odd in _ODD:  # Python's hashes of tuples with the same end differ by too few numbers to be added up
+        told = ((told ^ (told >> 31)) * odd) & _BITS
+    return told ^ (told >> 31)
+
+
+def _name(expr: relax.Expr) -> int:
+    return hash(canonical(expr)) if isinstance(expr, relax.Var) else tvm_ffi.structural_hash(expr)
 
 
 class _Reader:
@@ -90,51 +142,3 @@ def _removed(reader: _Reader, roots: Roots, new: list[Node]) -> tuple[relax.Var,
                 removed[var] = None
                 pending.append(var)
     return tuple(removed)
-
-
-def _identity(reader: _Reader, roots: Roots, new: list[Node]) -> Hashable:
-    """The places that compute something else afterwards, as near to the inputs as can be, and what they compute.
-
-    A root whose new node differs from its old one in an operand that nothing else reads is the operand's change.
-    """
-    graph = reader.graph
-    added = {node.var: node for node in new}
-    names: dict[relax.Expr, Hashable] = {}
-    for node in new:
-        names[node.var] = (_kind(node), tuple(names.get(var, _name(graph, var)) for var in node.inputs))
-    pending = [(root, root if root in added else expr) for root, expr in roots.items()]
-    changed: set[Hashable] = set()
-    seen = set()
-    while pending:
-        old, expr = pending.pop()
-        if (old, expr) in seen:
-            continue
-        seen.add((old, expr))
-        before, after = graph.node(old), added.get(expr) if type(expr) in VARIABLES else None
-        if before is not None and after is not None and _kind(before) == _kind(after):
-            pairs = [pair for pair in zip(before.inputs, after.inputs, strict=True) if pair[0] is not pair[1]]
-            if all(_read_by(reader, var, before) for var, _ in pairs):
-                pending += pairs
-                continue
-        changed.add((_name(graph, old), names.get(expr, _name(graph, expr))))
-    return frozenset(changed)
-
-
-def _read_by(reader: _Reader, var: relax.Var, node: Node) -> bool:
-    """Whether `node` alone reads the variable, which some node binds."""
-    graph = reader.graph
-    return graph.node(var) is not None and var not in graph.outputs and reader.users(var) == (node,)
-
-
-def _name(graph: Graph, expr: relax.Expr) -> Hashable:
-    """An expression of the graph as it is."""
-    if type(expr) in VARIABLES:
-        return expr
-    return tvm_ffi.structural_hash(expr)
-
-
-def _kind(node: Node) -> int:
-    """What a node computes of its variables, whichever these are: operator, attributes, constants, their types."""
-    if "kind" not in node.notes:
-        node.notes["kind"] = tvm_ffi.structural_hash(node.value, map_free_vars=True)
-    return node.notes["kind"]

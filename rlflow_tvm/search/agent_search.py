@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlflow_tvm.envs import GraphRewriteEnv, RewriteProblem
+from rlflow_tvm.envs import ENVIRONMENTS, RewriteProblem
 from rlflow_tvm.search.budget import Budget
 from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
 
@@ -21,23 +21,27 @@ class Policy(Protocol):
 
     def fresh(self) -> Policy: ...
     def begin(self, number: int = 1) -> None: ...
-    def act(self, observation: dict[str, Any], deterministic: bool) -> np.ndarray: ...
+    def act(self, observation: dict[str, Any], deterministic: bool) -> Any: ...
     def draw(
         self, observations: Sequence[dict[str, Any]], rng: np.random.Generator, episodes: Sequence[int]
-    ) -> np.ndarray: ...
-    def tried(self, observations: Sequence[dict[str, Any]], actions: np.ndarray, saved: Sequence[float]) -> None: ...
+    ) -> Sequence[Any]: ...
+    def tried(self, observations: Sequence[dict[str, Any]], actions: Sequence[Any], saved: Sequence[float]) -> None: ...
 
 
 @dataclass
 class AgentSearch:
     """One episode of the policy's most likely actions, then `samples` episodes of sampled ones, or with a budget as
-    many as it allows; those go on together, a step of each in turn. The policy is told what its actions saved."""
+    many as it allows; those go on together, a step of each in turn. The policy is told what its actions saved.
+
+    `environment`: what the policy acts in, one of `envs.ENVIRONMENTS`.
+    """
 
     policy: Policy
     seed: int = 0
     samples: int = _AT_ONCE
     horizon: int = 200
     budget: Budget | None = None
+    environment: str = "rewriting"
 
     def run(self, problem: RewriteProblem, progress: Progress | None = None) -> SearchResult:
         """Search from `problem.start`; deterministic for given seed, weights and costs."""
@@ -55,12 +59,13 @@ class AgentSearch:
 
     def _play(self, policy: Policy, best: Incumbent, rng: np.random.Generator | None, number: int) -> None:
         """So many episodes at once; the likeliest actions of one without a generator."""
-        envs = [GraphRewriteEnv(problem=best.problem, horizon=self.horizon) for _ in range(number)]
+        make = ENVIRONMENTS[self.environment]
+        envs = [make(problem=best.problem, horizon=self.horizon) for _ in range(number)]
         seen = {episode: env.reset(seed=self.seed)[0] for episode, env in enumerate(envs)}
         policy.begin(number)
         while seen and not best.exhausted:
             if rng is None:
-                actions = np.stack([policy.act(seen[0], deterministic=True)])
+                actions: Sequence[Any] = [policy.act(seen[0], deterministic=True)]
             else:
                 actions = policy.draw(list(seen.values()), rng, list(seen))
             before, saved = list(seen.values()), list[float]()

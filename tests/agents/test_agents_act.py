@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from training_checks import make_ppo
 
 from rlflow_tvm import agents
 from rlflow_tvm.agents.act import Agent
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import ObservationSizes
-from rlflow_tvm.agents.ppo import PPO
 from rlflow_tvm.agents.registry import AGENTS, agent_kind, load_agent
 from rlflow_tvm.agents.training import train
 from rlflow_tvm.errors import AgentError
@@ -107,7 +107,7 @@ def test_the_registry_builds_trains_and_loads(env, tmp_path):
     result = kind.train(env, config, 1, 0, tmp_path / "out", resume=False)
     for agent in (kind.load(result.checkpoint), load_agent(result.checkpoint, env.observation_space)):
         assert agent.sizes == ObservationSizes.from_space(env.observation_space)
-    assert list(AGENTS) == ["ppo", "world-model"]
+    assert list(AGENTS) == ["ppo", "world-model", "candidate"]
 
 
 def test_an_unknown_name_lists_the_known_ones():
@@ -157,7 +157,7 @@ def test_the_package_has_what_it_lists_and_nothing_else():
 def test_a_learner_and_its_stored_agent_agree(env, toy):
     sizes = ObservationSizes.from_space(env.observation_space)
     with torch.random.fork_rng(devices=[]):
-        learner, other = PPO(sizes, CONFIG, 0), PPO(sizes, CONFIG, 1)
+        learner, other = make_ppo(sizes, CONFIG, 0), make_ppo(sizes, CONFIG, 1)
         other.restore(learner.tensors(), learner.numbers())
     for one, same in zip(learner.policy.parameters(), other.policy.parameters(), strict=True):
         assert torch.equal(one, same)

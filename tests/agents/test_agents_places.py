@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from training_checks import make_ppo
 
 from rlflow_tvm.agents.act import Agent
 from rlflow_tvm.agents.collect import collect_episode, episode_rng
@@ -14,7 +15,6 @@ from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import ObservationSizes, compact
 from rlflow_tvm.agents.places import SPREAD, Places, expected_saving
 from rlflow_tvm.agents.policy import TwoStepPolicy, UniformPolicy
-from rlflow_tvm.agents.ppo import PPO
 from rlflow_tvm.agents.savings import savings, squeezed
 from rlflow_tvm.agents.training import train
 
@@ -145,7 +145,7 @@ def stored(toy, tmp_path):
 def test_a_checkpoint_knows_the_places_of_its_training(toy, stored):
     env = toy.ToyRewriteEnv(length=5)
     with torch.random.fork_rng(devices=[]):
-        learner = PPO(ObservationSizes.from_space(env.observation_space), PPOConfig(hidden=16, rounds=1), 0)
+        learner = make_ppo(ObservationSizes.from_space(env.observation_space), PPOConfig(hidden=16, rounds=1), 0)
     agent = Agent.load(stored)
     assert len(learner.policy.places.keys) == 0
     assert len(agent.policy.places.keys) > 3

@@ -8,13 +8,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from training_checks import most_of
+from training_checks import make_ppo, most_of
 
 from rlflow_tvm.agents.act import Agent
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import ObservationSizes, collate
 from rlflow_tvm.agents.policy import TwoStepPolicy
-from rlflow_tvm.agents.ppo import PPO, approximate_kl, clipped_loss
+from rlflow_tvm.agents.ppo import approximate_kl, clipped_loss
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.training import train
 from rlflow_tvm.errors import AgentError
@@ -95,7 +95,7 @@ def test_an_update_makes_what_paid_likelier_and_learns_the_values(sizes, random_
     config = PPOConfig(hidden=16, rounds=1, minibatch_size=40, n_epochs=8, learning_rate=3e-3, scale_rewards=False)
     config = dataclasses.replace(config, normalise_values=False)  # in whose units the loss would be told
     with torch.random.fork_rng(devices=[]):
-        learner = PPO(sizes, config, seed=0)
+        learner = make_ppo(sizes, config, seed=0)
     observation = random_observation(np.random.default_rng(0), sites=6)
     observation = dataclasses.replace(observation, site_known=0.0 * observation.site_known)  # no prior
 
@@ -129,7 +129,7 @@ def test_new_units_of_values_leave_the_values_as_they_are(sizes, random_observat
 def test_values_of_any_size_are_learnt_as_fast(scale, sizes, random_observation):
     config = PPOConfig(hidden=16, rounds=1, minibatch_size=40, n_epochs=8, learning_rate=3e-3, scale_rewards=False)
     with torch.random.fork_rng(devices=[]):
-        learner = PPO(sizes, config, seed=0)
+        learner = make_ppo(sizes, config, seed=0)
     seen = [random_observation(np.random.default_rng(seed), sites=6) for seed in range(2)]
     for _ in range(10):
         each = [
@@ -144,7 +144,7 @@ def test_values_of_any_size_are_learnt_as_fast(scale, sizes, random_observation)
 def test_units_of_values_are_running_means_without_a_beginning(sizes, random_observation):
     """As if those of 0.8 of the mean before, and so on, were divided by what their weights come to."""
     with torch.random.fork_rng(devices=[]):
-        learner = PPO(sizes, PPOConfig(hidden=16, rounds=1, n_epochs=1, scale_rewards=False), seed=0)
+        learner = make_ppo(sizes, PPOConfig(hidden=16, rounds=1, n_epochs=1, scale_rewards=False), seed=0)
     observation, seen = random_observation(np.random.default_rng(0)), []
     for scale in (0.01, 3.0, 0.5):
         episodes = one_step_episodes(learner, observation, lambda site, by=scale: by * (1 + site))
@@ -159,7 +159,7 @@ def test_units_of_values_are_running_means_without_a_beginning(sizes, random_obs
 def test_target_kl_ends_the_epochs_early(sizes, random_observation):
     config = PPOConfig(hidden=16, rounds=1, minibatch_size=40, n_epochs=20, learning_rate=0.03, target_kl=0.01)
     with torch.random.fork_rng(devices=[]):
-        learner = PPO(sizes, config, seed=0)
+        learner = make_ppo(sizes, config, seed=0)
     observation = random_observation(np.random.default_rng(0), sites=6)
     losses = learner.update(one_step_episodes(learner, observation, lambda site: float(site == 2)))
     assert losses["gradient_steps"] < 20
@@ -168,7 +168,7 @@ def test_target_kl_ends_the_epochs_early(sizes, random_observation):
 def test_gradients_are_clipped_to_the_norm(sizes, random_observation):
     config = PPOConfig(hidden=16, rounds=1, n_epochs=1, max_grad_norm=1e-3, scale_rewards=False)
     with torch.random.fork_rng(devices=[]):
-        learner = PPO(sizes, config, seed=0)
+        learner = make_ppo(sizes, config, seed=0)
     observation = random_observation(np.random.default_rng(0), sites=6)
     losses = learner.update(one_step_episodes(learner, observation, lambda site: 50.0 * site))
     applied = torch.cat([value.grad.flatten() for value in learner.policy.parameters()]).norm()
@@ -182,7 +182,7 @@ def test_gradients_are_clipped_to_the_norm(sizes, random_observation):
 )
 def test_what_is_not_finite_is_an_error_and_leaves_the_learner(field, value, message, sizes, random_observation):
     with torch.random.fork_rng(devices=[]):
-        learner = PPO(sizes, PPOConfig(hidden=16, rounds=1, scale_rewards=False), seed=0)
+        learner = make_ppo(sizes, PPOConfig(hidden=16, rounds=1, scale_rewards=False), seed=0)
     observation = random_observation(np.random.default_rng(0), sites=6)
     before = [parameter.clone() for parameter in learner.policy.parameters()]
     episodes = one_step_episodes(learner, observation, lambda site: float(site))
@@ -196,7 +196,7 @@ def test_what_is_not_finite_is_an_error_and_leaves_the_learner(field, value, mes
 def test_part_of_the_optimizers_state_is_refused_and_none_is_not(sizes, random_observation):
     config = PPOConfig(hidden=8, rounds=1, n_epochs=1)
     with torch.random.fork_rng(devices=[]):
-        learner, other = (PPO(sizes, config, seed=seed) for seed in (0, 1))
+        learner, other = (make_ppo(sizes, config, seed=seed) for seed in (0, 1))
         learner.update(one_step_episodes(learner, random_observation(np.random.default_rng(0)), float))
         tensors, numbers = learner.tensors(), learner.numbers()
         lost = next(name for name in tensors if name.endswith(".exp_avg"))
@@ -245,7 +245,7 @@ def test_ppo_solves_what_greedy_and_random_do_not(toy, tmp_path):
 def test_sizes_alone_make_a_learner_and_equal_seeds_make_equal_ones(toy):
     sizes = ObservationSizes.from_space(toy.ToyRewriteEnv().observation_space)
     with torch.random.fork_rng(devices=[]):
-        first, second, third = (PPO(sizes, PPOConfig(hidden=8, rounds=1), seed) for seed in (1, 1, 2))
+        first, second, third = (make_ppo(sizes, PPOConfig(hidden=8, rounds=1), seed) for seed in (1, 1, 2))
     one, same, other = (torch.cat([p.flatten() for p in x.policy.parameters()]) for x in (first, second, third))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)

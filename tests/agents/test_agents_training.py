@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from training_checks import assert_same_training, curve, state
+from training_checks import assert_same_training, curve, make_ppo, state
 
 from rlflow_tvm.agents.act import Agent
 from rlflow_tvm.agents.collect import collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import ObservationSizes
-from rlflow_tvm.agents.ppo import PPO
 from rlflow_tvm.agents.progress import read_progress
 from rlflow_tvm.agents.training import train
 from rlflow_tvm.errors import AgentError
@@ -214,7 +213,7 @@ def test_metadata_comes_back_with_the_agent(env, tmp_path):
 def test_a_truncated_episode_ends_with_the_value_of_its_last_observation(toy):
     sizes = ObservationSizes.from_space(toy.ToyRewriteEnv().observation_space)
     with torch.random.fork_rng(devices=[]):
-        learner = PPO(sizes, CONFIG, seed=0)
+        learner = make_ppo(sizes, CONFIG, seed=0)
     ends = set()
     for number in range(150):
         env = toy.ToyRewriteEnv(length=6, horizon=3)

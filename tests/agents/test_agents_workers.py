@@ -19,7 +19,7 @@ from training_checks import assert_same_training
 from rlflow_tvm.agents.collect import Quota, collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.messages import pack_episode, unpack_episode
-from rlflow_tvm.agents.observation import ObservationSizes
+from rlflow_tvm.agents.observation import CompactObservation, ObservationSizes
 from rlflow_tvm.agents.policy import TwoStepPolicy
 from rlflow_tvm.agents.pool import Workers
 from rlflow_tvm.agents.training import train
@@ -213,7 +213,7 @@ def test_messages_keep_every_bit():
     for number in range(20):
         episode = collect_episode(env, toy_policy, episode_rng(1, number))
         episode.summary = {"plan": ["a", 1, 0.1, None]}
-        again = unpack_episode(pack_episode(episode))
+        again = unpack_episode(pack_episode(episode), CompactObservation)
         for name, value in vars(episode).items():
             if name != "observations":
                 assert vars(again)[name] == value

@@ -14,7 +14,10 @@ from toy_env import ToyRewriteEnv
 
 from rlflow_tvm.agents.checkpoint import load_checkpoint
 from rlflow_tvm.agents.config import PPOConfig
+from rlflow_tvm.agents.designs import DESIGNS
+from rlflow_tvm.agents.observation import ObservationSizes
 from rlflow_tvm.agents.places import Places
+from rlflow_tvm.agents.ppo import PPO
 from rlflow_tvm.agents.progress import read_progress
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.world.config import WorldModelConfig
@@ -24,6 +27,11 @@ SMALL = WorldModelConfig(
     memory_batch=4, members=2, dream_horizon=6, dreams=5, iterations=3, controller_updates=3, patience=100,
     controller=PPOConfig(minibatch_size=16, n_epochs=2, hidden=8),
 )  # fmt: skip
+
+
+def make_ppo(sizes: ObservationSizes, config: PPOConfig, seed: int) -> PPO:
+    """A learner of the two-step policy."""
+    return PPO(lambda: DESIGNS["two-step"].make(sizes, config), config, seed)
 
 
 def known_of(episodes: list[Episode]) -> Places:

@@ -6,13 +6,17 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from small_models import LANES, MODELS, module
 from tvm.relax import op as rx
 
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes import GraphState, RewriteRule, RuleSet, default_rules
+from rlflow_tvm.passes import fingerprint as hashing
 from rlflow_tvm.passes.apply import apply_match
 from rlflow_tvm.passes.difference import Difference
+from rlflow_tvm.passes.fingerprint import distinct, fingerprints
 from rlflow_tvm.search import random_states
 
 STEPS = 8
@@ -37,14 +41,20 @@ def differences(state: GraphState) -> dict:
 def test_differences_are_those_of_the_graphs(name):
     start = GraphState.from_module(MODELS[name](), default_rules(LANES))
     for state in [start, *random_states(start, STEPS, np.random.default_rng(0))]:
-        graphs, identities = defaultdict(set), defaultdict(set)
-        for difference, graph in differences(state).values():
+        pairs = list(differences(state).values())
+        told = fingerprints(state.graph, [difference for difference, _ in pairs])
+        graphs, found, balances = defaultdict(set), defaultdict(set), defaultdict(set)
+        for (difference, graph), fingerprint in zip(pairs, told, strict=True):
             before = len(state.graph.nodes)
             assert len(graph.nodes) == before - len(difference.removed) + len(difference.added)
-            graphs[difference.identity].add(graph.structural_hash)
-            identities[graph.structural_hash].add(difference.identity)
+            graphs[fingerprint].add(graph.structural_hash)
+            found[graph.structural_hash].add(fingerprint)
+            balances[fingerprint].add(difference.balance)
         assert all(len(hashes) == 1 for hashes in graphs.values()), "two graphs taken for one"
-        assert all(len(found) == 1 for found in identities.values()), "one graph taken for two"
+        assert all(len(each) == 1 for each in found.values()), "one graph taken for two"
+        assert all(len(each) == 1 for each in balances.values())
+        first = {fingerprint: number for number, fingerprint in reversed(list(enumerate(told)))}
+        assert distinct(state.graph, [difference for difference, _ in pairs]) == sorted(first.values())
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -56,7 +66,8 @@ def test_differences_that_hold_need_not_be_made_anew(name):
         for match, difference in fresh.items():
             if match in known and known[match].holds(state.graph):
                 held += 1
-                assert known[match].identity == difference.identity
+                assert known[match].balance == difference.balance
+                assert len(set(fingerprints(state.graph, [known[match], difference]))) == 1
                 assert set(known[match].removed) == set(difference.removed)
                 assert len(known[match].added) == len(difference.added)
             else:
@@ -66,21 +77,30 @@ def test_differences_that_hold_need_not_be_made_anew(name):
     assert stale or name == "conv_chain", "every match was left alone, or made anew: the walks show nothing"
 
 
-def _twice(first: str, second: str, body) -> list[Difference]:
-    rules = RuleSet((RewriteRule("first", "none", first), RewriteRule("second", "none", second)), LANES)
+def rewrites(body, *equations: str) -> tuple[GraphState, list[Difference]]:
+    """Those that rules make of a function of x (2, 3), by rules."""
+    rules = RuleSet(tuple(RewriteRule(f"rule{i}", "none", each) for i, each in enumerate(equations)), LANES)
     state = GraphState.from_module(module({"x": (2, 3)}, {}, body), rules)
-    graph, parameters = state.graph, state.matches.parameters
-    return [Difference.of(graph, match, parameters) for rule in ("first", "second")
-            for match in state.matches.by_rule[rule]]  # fmt: skip
+    matches = [match for found in state.matches.by_rule.values() for match in found]
+    return state, [Difference.of(state.graph, match, state.matches.parameters) for match in matches]
 
 
 def test_a_rule_further_up_can_make_the_same_graph():
     def body(emit, x):
         return rx.tanh(emit(rx.nn.relu(emit(rx.nn.relu(x)))))
 
-    one, other = _twice("relu(relu(x)) => relu(x)", "tanh(relu(relu(x))) => tanh(relu(x))", body)
+    state, (one, other) = rewrites(body, "relu(relu(x)) => relu(x)", "tanh(relu(relu(x))) => tanh(relu(x))")
     assert one.roots.keys() != other.roots.keys()
-    assert one.identity == other.identity
+    assert distinct(state.graph, [one, other]) == [0]
+
+
+def test_one_rule_can_make_the_same_graph_at_two_places():
+    def body(emit, x):
+        return rx.tanh(emit(rx.nn.relu(emit(rx.nn.relu(emit(rx.nn.relu(x)))))))
+
+    state, found = rewrites(body, "relu(relu(x)) => relu(x)")
+    assert len(found) == 2
+    assert distinct(state.graph, found) == [0]
 
 
 def test_what_somebody_else_reads_too_is_not_the_same_change():
@@ -88,6 +108,37 @@ def test_what_somebody_else_reads_too_is_not_the_same_change():
         y = emit(rx.nn.relu(emit(rx.nn.relu(x))))
         return rx.tanh(y), rx.exp(y)
 
-    one, other = _twice("relu(relu(x)) => relu(x)", "tanh(relu(relu(x))) => tanh(relu(x))", body)
-    assert one.identity != other.identity, "the second leaves what the exponential reads"
+    state, (one, other) = rewrites(body, "relu(relu(x)) => relu(x)", "tanh(relu(relu(x))) => tanh(relu(x))")
+    assert distinct(state.graph, [one, other]) == [0, 1], "the second leaves what the exponential reads"
     assert len(one.removed) > len(other.removed) - len(other.added)
+
+
+def test_the_same_work_twice_is_not_the_same_as_once():
+    def body(emit, x):
+        return rx.add(emit(rx.nn.relu(x)), emit(rx.exp(x)))
+
+    state, found = rewrites(body, "relu(x) => exp(x)", "add(relu(x), y) => add(exp(x), y)")
+    graphs = [apply_match(state.graph, match, state.matches.parameters).structural_hash
+              for matches in state.matches.by_rule.values() for match in matches]  # fmt: skip
+    assert len(distinct(state.graph, found)) == len(set(graphs))
+
+
+def test_a_graph_that_would_depend_on_itself_is_no_graph():
+    def body(emit, x):
+        one = emit(rx.nn.relu(x))
+        return rx.add(one, emit(rx.exp(emit(rx.tanh(one)))))
+
+    rules = RuleSet((RewriteRule("circle", "none", "relu(x), exp(y) => add(x, y), exp(y)"),), LANES)
+    state = GraphState.from_module(module({"x": (2, 3)}, {}, body), rules)
+    (match,) = state.matches.by_rule["circle"]
+    with pytest.raises(RewriteError, match="itself"):
+        apply_match(state.graph, match, state.matches.parameters)
+    difference = Difference.of(state.graph, match, state.matches.parameters)
+    assert fingerprints(state.graph, [difference]) == [None]
+    assert distinct(state.graph, [difference, difference]) == []
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_one_pair_is_hashed_as_many_are(a, b):
+    many = hashing._joined(np.full(3, a, np.uint64), np.full(3, b, np.uint64))
+    assert many.tolist() == [hashing._joined_one(a, b)] * 3

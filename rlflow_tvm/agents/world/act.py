@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ class WorldAgent:
         tensors, description = load_checkpoint(Path(path))
         sizes = ObservationSizes(**description["sizes"])
         if observation_space is not None:
-            check_sizes(Path(path), sizes, ObservationSizes.from_space(observation_space))
+            found = dataclasses.asdict(ObservationSizes.from_space(observation_space))
+            check_sizes(Path(path), description["sizes"], found)
         config = WorldModelConfig.from_dict(description["config"])
         with torch.random.fork_rng(devices=[]):  # the parameters drawn here are overwritten at once
             model, controller = make_model(sizes, config), make_controller(sizes, config)
@@ -65,13 +67,14 @@ class WorldAgent:
         """See `agents.act.Agent.act`; the action is taken to be done."""
         return act_with(self.policy, self.policy.compact(observation), deterministic, rng)
 
-    def tried(self, observations: Sequence[Mapping[str, Any]], actions: np.ndarray, saved: Sequence[float]) -> None:
+    def tried(self, observations: Sequence[Mapping[str, Any]], actions: Sequence[Any], saved: Sequence[float]) -> None:
         """See `agents.act.Agent.tried`."""
-        self.policy.places.tried(observations, actions, saved)
+        keys = [each["location_places"][tuple(action)] for each, action in zip(observations, actions, strict=True)]
+        self.policy.places.tried(keys, saved)
 
     def draw(
         self, observations: Sequence[Mapping[str, Any]], rng: np.random.Generator, episodes: Sequence[int]
-    ) -> np.ndarray:
+    ) -> Sequence[Any]:
         """See `agents.act.Agent.draw`; the actions are taken to be done."""
         kept = [self.policy.compact(each) for each in observations]
-        return actions_at(kept, self.policy.draw(kept, rng, episodes))
+        return list(actions_at(kept, self.policy.draw(kept, rng, episodes)))

@@ -12,11 +12,13 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from rlflow_tvm.agents.heads import PolicyOutput, SiteKinds, TwoStepHeads
+from rlflow_tvm.agents.graph_policy import Told
+from rlflow_tvm.agents.heads import SiteKinds, TwoStepHeads, TwoStepOutput
 from rlflow_tvm.agents.observation import (
     CompactObservation,
     ObservationSizes,
     SiteBatch,
+    actions_at,
     collate,
     collate_sites,
     compact,
@@ -37,6 +39,11 @@ class LatentObservation:
     site_rules: np.ndarray  # int16 (S,), ascending
     site_locations: np.ndarray  # int16 (S,), ascending within a rule
     site_known: np.ndarray  # float32 (S, 2P+1), see `places`
+
+    @property
+    def num_sites(self) -> int:
+        """How many actions are legal."""
+        return len(self.site_rules)
 
     @cached_property
     def kinds(self) -> tuple[np.ndarray, np.ndarray]:
@@ -78,14 +85,15 @@ class Controller(SitePolicy[LatentObservation, LatentBatch]):
         self.known = nn.Linear(sizes.num_known - 1, hidden, bias=False)
         self.heads = TwoStepHeads(sizes, hidden, hidden, hidden)
 
-    def forward(self, batch: LatentBatch) -> PolicyOutput:
+    def forward(self, batch: LatentBatch) -> TwoStepOutput:
         trunk = self.trunk(batch.vectors)
         pairs = trunk.index_select(0, batch.pair_graph) + self.rule(batch.pair_rule)
         kinds = pairs.index_select(0, batch.kinds.pair) + self.known(features(batch.kind_known))
         return self.output(batch, kinds, pairs, trunk, batch.kind_known, batch.kinds)
 
-    def compact(self, observation: Mapping[str, Any]) -> LatentObservation:
-        """Of what `DreamEnv` shows: {"latent", "rule_mask", "location_mask", "location_known"}."""
+    def compact(self, observation: Mapping[str, Any], told: Told | None = None) -> LatentObservation:
+        """What `DreamEnv` shows: {"latent", "rule_mask", "location_mask", "location_known"}."""
+        del told
         rules, locations = legal_sites(observation, self.sizes)
         known = np.asarray(observation["location_known"], np.float32)[rules, locations]
         return LatentObservation(np.asarray(observation["latent"], np.float32), rules, locations, known)
@@ -188,7 +196,7 @@ class SeeingPolicy:
         self._outlook = None
 
     def begin_episode(self, rng: np.random.Generator) -> None:
-        """See `SitePolicy.begin_episode`."""
+        """See `GraphPolicy.begin_episode`."""
         self.begin()
         if self.informed_share is not None:
             # each of them imagines, unlike a policy's: real episodes are few, and dreams act on what is known as it is
@@ -196,7 +204,7 @@ class SeeingPolicy:
             self._outlook = Outlook(self.places, informed, draw)
 
     def tried(self, observation: CompactObservation, site: int, saved: float) -> None:
-        """See `SitePolicy.tried`."""
+        """See `GraphPolicy.tried`."""
         if self._outlook is not None:
             self._outlook.tried(observation.site_places[site], saved)
 
@@ -213,13 +221,17 @@ class SeeingPolicy:
     def draw(
         self, observations: Sequence[CompactObservation], rng: np.random.Generator, episodes: Sequence[int]
     ) -> np.ndarray:
-        """See `SitePolicy.draw`: one for each of some episodes, taken to be done."""
+        """See `GraphPolicy.draw`: one for each of some episodes, taken to be done."""
         chosen = self.controller.draw(self._see(observations, episodes), rng)
         self._eyes.acted(chosen)
         return chosen
 
+    def action(self, observation: CompactObservation, site: int) -> np.ndarray:
+        """See `SitePolicy.action`."""
+        return actions_at([observation], [site])[0]
+
     def value(self, observation: CompactObservation) -> float:
-        """See `SitePolicy.value`."""
+        """See `GraphPolicy.value`."""
         return self.controller.value(self._see([observation])[0])
 
     def _see(self, kept: Sequence[CompactObservation], episodes: Sequence[int] = (0,)) -> list[LatentObservation]:

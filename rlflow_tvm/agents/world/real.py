@@ -15,9 +15,10 @@ import gymnasium
 from rlflow_tvm.agents.archive import Archive
 from rlflow_tvm.agents.collect import Quota, collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
+from rlflow_tvm.agents.graph_policy import Acting
 from rlflow_tvm.agents.observation import ObservationSizes
 from rlflow_tvm.agents.places import Places
-from rlflow_tvm.agents.policy import Acting, UniformPolicy
+from rlflow_tvm.agents.policy import UniformPolicy
 from rlflow_tvm.agents.pool import Workers, open_pool
 from rlflow_tvm.agents.ppo import policy_tensors
 from rlflow_tvm.agents.rollout import Episode

@@ -8,6 +8,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from rlflow_tvm.agents.messages import pack_episode, unpack_episode
+from rlflow_tvm.agents.observation import CompactObservation
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.errors import AgentError
 
@@ -39,7 +40,7 @@ class Rollouts:
         """Those that are there."""
         while (path := self._path(len(self.episodes))).exists():
             try:
-                self.episodes.append(unpack_episode(path.read_bytes()))
+                self.episodes.append(unpack_episode(path.read_bytes(), CompactObservation))
             except (SafetensorError, OSError, ValueError, KeyError) as error:
                 raise AgentError(f"{path}: is no episode ({error}); delete it and those after it, resume") from error
 

@@ -122,7 +122,7 @@ class _Training:
         self._identity, self._checkpoint_secs, self._on_work = identity, checkpoint_secs, on_work
         torch.manual_seed(seed)
         self.model = make_model(self.sizes, config)
-        self.ppo = PPO(self.sizes, config.controller, seed, lambda: make_controller(self.sizes, config))
+        self.ppo = PPO(lambda: make_controller(self.sizes, config), config.controller, seed)
         self.best = self._agent_now()
         self.counts = _Counts()
         self._make_learners()

@@ -1,0 +1,1 @@
+"""X-RLflow's agent: it chooses among the graphs that are one rewrite away."""
