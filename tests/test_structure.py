@@ -44,7 +44,7 @@ EXTRAS = {
     "stable_baselines3",
     "sb3_contrib",
 }
-EXTRAS_AT_THE_TOP = {"frontend/zoo_vision.py", "frontend/zoo_language.py"}
+EXTRAS_AT_THE_TOP = {"frontend/zoo_vision.py", "frontend/zoo_language.py", "frontend/zoo_attention.py"}
 """Files that are imported only where an evaluation model is built."""
 
 LAZY_LIBRARIES = ("dgl", "ray", "xgboost", "stable_baselines3", "onnxruntime", "transformers", "matplotlib")

@@ -73,6 +73,29 @@ class _Transformer:
         return model, {name: torch.ones(1, self.sequence, dtype=torch.int64) for name in names}
 
 
+@dataclass(frozen=True)
+class _Sequence:
+    """A transformer of `zoo_attention`, over tokens or over frames of `features` numbers."""
+
+    build: str
+    sequence: int
+    features: int = 0
+    config: tuple[tuple[str, int], ...] = ()
+    needs = ("torch", "onnxscript")
+
+    def module(self) -> TorchModel:
+        import torch
+
+        from rlflow_tvm.frontend import zoo_attention
+
+        model = getattr(zoo_attention, self.build)(self.sequence, **dict(self.config))
+        if self.features:
+            example = {"frames": torch.zeros(1, self.sequence, self.features)}
+        else:
+            example = {"tokens": torch.ones(1, self.sequence, dtype=torch.int64)}
+        return zoo_attention.initialise(model, _SEED), example
+
+
 _BERT_TINY = {
     "num_hidden_layers": 2,
     "hidden_size": 128,
@@ -81,13 +104,16 @@ _BERT_TINY = {
     "vocab_size": 1024,
     "max_position_embeddings": 64,
 }
-TORCH_MODELS: dict[str, _Image | _Transformer] = {
+TORCH_MODELS: dict[str, _Image | _Transformer | _Sequence] = {
     "bert-base": _Transformer("bert", sequence=128),
     "vit-base": _Transformer("vit"),
     "resnet18": _Image("resnet", 224, ((2, 2, 2, 2), False)),
     "resnet50": _Image("resnet", 224, ((3, 4, 6, 3), True)),
     "squeezenet1.1": _Image("squeezenet", 224),
     "inception-v3": _Image("inception_v3", 299),
+    "resnext50": _Image("resnet", 224, ((3, 4, 6, 3), True, 32)),
+    "dalle": _Sequence("Dalle", 128),
+    "transformer-transducer": _Sequence("TransducerEncoder", 128, 512),
     "bert-tiny": _Transformer("bert", tuple(_BERT_TINY.items()), sequence=32),
     "squeezenet-tiny": _Image("squeezenet_tiny", 56),
 }
@@ -140,13 +166,14 @@ def _builder(name: str) -> Callable[[], onnx.ModelProto]:
     raise FrontendError(f"no evaluation model {name!r}: there are {', '.join(names())}")
 
 
-def _described(name: str) -> _Image | _Transformer | None:
+def _described(name: str) -> _Image | _Transformer | _Sequence | None:
     """What a torch model is built by, None for other models; FrontendError for a size that it cannot have."""
     name, at, size = name.partition("@")
     model = TORCH_MODELS.get(name)
     if model is None or not at:
         return model
-    if not size.isdecimal() or int(size) < 1 or (isinstance(model, _Transformer) and not model.sequence):
+    least = 1 if isinstance(model, _Image) else 2
+    if not size.isdecimal() or int(size) < least or (isinstance(model, _Transformer) and not model.sequence):
         raise FrontendError(
             f"evaluation model {name!r} cannot be had at size {size!r}: change @{size}, or leave it out"
         )

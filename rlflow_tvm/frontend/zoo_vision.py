@@ -19,8 +19,9 @@ class ConvNorm(nn.Sequential):
         padding: int | tuple[int, int] = 0,
         relu: bool = True,
         eps: float = 1e-5,
+        groups: int = 1,
     ) -> None:
-        conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False)
+        conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
         super().__init__(conv, nn.BatchNorm2d(outputs, eps=eps), *([nn.ReLU()] if relu else []))
 
 
@@ -37,8 +38,9 @@ class Residual(nn.Module):
         return functional.relu(self.body(x) + self.shortcut(x))
 
 
-def resnet(blocks: tuple[int, ...], bottleneck: bool, classes: int = 1000) -> nn.Module:
-    """ResNet (He et al. 2015, table 1), the stride of a bottleneck in its 3x3 convolution (version 1.5)."""
+def resnet(blocks: tuple[int, ...], bottleneck: bool, groups: int = 1, classes: int = 1000) -> nn.Module:
+    """ResNet (He et al. 2015, table 1), the stride of a bottleneck in its 3x3 convolution (version 1.5); with 32
+    `groups` ResNeXt of 32x4d (Xie et al. 2017, table 1)."""
     layers: list[nn.Module] = [ConvNorm(3, 64, 7, 2, 3), nn.MaxPool2d(3, 2, 1)]
     inputs = 64
     for stage, count in enumerate(blocks):
@@ -47,10 +49,11 @@ def resnet(blocks: tuple[int, ...], bottleneck: bool, classes: int = 1000) -> nn
         for i in range(count):
             stride = 2 if stage and not i else 1
             if bottleneck:
+                inner = width if groups == 1 else 2 * width
                 body = nn.Sequential(
-                    ConvNorm(inputs, width, 1),
-                    ConvNorm(width, width, 3, stride, 1),
-                    ConvNorm(width, outputs, 1, relu=False),
+                    ConvNorm(inputs, inner, 1),
+                    ConvNorm(inner, inner, 3, stride, 1, groups=groups),
+                    ConvNorm(inner, outputs, 1, relu=False),
                 )
             else:
                 body = nn.Sequential(

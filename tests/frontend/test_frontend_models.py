@@ -93,3 +93,55 @@ def test_batch_norms_of_a_resnet_vanish_into_its_convolutions(operators, zoo_hom
     assert names.count("nn.conv2d") == 20
     assert names.count("add") == 20 + 8 + 1  # a bias each, eight residual additions, the dense layer's bias
     assert not {"multiply", "sqrt", *_NEVER_LEFT} & set(names)
+
+
+_SMALL = {
+    "dalle": zoo._Sequence("Dalle", 14, config=(("width", 32), ("layers", 2), ("heads", 4), ("text", 5))),
+    "transducer": zoo._Sequence(
+        "TransducerEncoder", 12, 32, (("width", 32), ("layers", 2), ("heads", 4), ("before", 3), ("after", 1))
+    ),
+    "resnext": zoo._Image("resnet", 32, ((1, 1), True, 32)),
+}
+
+
+@pytest.mark.parametrize("name", _SMALL)
+def test_small_versions_compute_what_onnxruntime_computes(name, assert_imports_right, operators, monkeypatch) -> None:
+    pytest.importorskip("onnxscript")
+    monkeypatch.setitem(zoo.TORCH_MODELS, "small", _SMALL[name])
+    mod = assert_imports_right(zoo._export(*zoo.torch_module("small")))
+    _assert_common_form(mod, inputs=1)
+    found = operators(mod)
+    if name == "resnext":
+        groups = [int(b.value.attrs.groups) for b in ir.single_block(mod["main"]) if "conv2d" in str(b.value.op)]
+        assert groups.count(32) == 2
+    else:
+        assert found.count("nn.softmax") == 2
+        assert found.count("nn.layer_norm") == 5
+
+
+def test_scores_by_distance_become_scores_by_place() -> None:
+    torch = pytest.importorskip("torch")
+    from rlflow_tvm.frontend.zoo_attention import by_place
+
+    far = torch.arange(2 * 3 * 5 * 9.0).reshape(2, 3, 5, 9)
+    moved = by_place(far)
+    for i in range(5):
+        for j in range(5):
+            assert torch.equal(moved[..., i, j], far[..., i, j - i + 4])
+
+
+def test_a_decoder_sees_what_came_before_and_an_encoder_its_surroundings(monkeypatch) -> None:
+    torch = pytest.importorskip("torch")
+    for name in ("dalle", "transducer"):
+        monkeypatch.setitem(zoo.TORCH_MODELS, "small", _SMALL[name])
+        model, example = zoo.torch_module("small")
+        (given,) = example.values()
+        changed = given.clone()
+        changed[:, 6] += 3
+        with torch.no_grad():
+            moved = (model(changed) - model(given)).abs().amax((0, 2)) > 1e-6
+        if name == "dalle":
+            assert not moved[:6].any()
+            assert moved[6:].all()
+        else:  # two layers of three places back and one ahead: what changes at 6 is felt from 4 on
+            assert moved.nonzero().flatten().tolist() == list(range(4, 12))
