@@ -104,15 +104,15 @@ def parse_rpc(address: str | None, key: str | None) -> RpcDevices | None:
 
 def parse_shapes(texts: list[str]) -> dict[str, tuple[int, ...]]:
     """`NAME=1,3,224,224` once or more."""
+    from rlflow_tvm.frontend import parse_shape
+
     shapes = {}
     for text in texts:
-        name, equals, extents = text.rpartition("=")
         try:
-            shapes[name] = tuple(int(extent) for extent in extents.split(",")) if extents else ()
-        except ValueError:
-            equals = ""
-        if not equals or not name:
-            raise UsageError(f"--shape {text}: NAME=EXTENT,EXTENT,... is expected, as --shape input=1,3,224,224")
+            name, extents = parse_shape(text)
+        except ValueError as error:
+            raise UsageError(f"--shape {text}: {error}") from None
+        shapes[name] = extents
     return shapes
 
 

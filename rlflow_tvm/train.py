@@ -13,7 +13,11 @@ from rlflow_tvm import cli
 @cli.reports_errors
 def main(
     models: Annotated[
-        list[str] | None, typer.Argument(help="ONNX files or zoo:NAME; without any, a small bundled model.")
+        list[str] | None,
+        typer.Argument(
+            help="ONNX files or zoo:NAME; without any, a small bundled model. FILE@NAME=1,3,224,224 is a file with an "
+            "input of that shape: several such are one model at several shapes."
+        ),
     ] = None,
     agent: Annotated[str, typer.Option(help="ppo, world-model or candidate.")] = "ppo",
     preset: Annotated[
@@ -53,6 +57,7 @@ def main(
     tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
     from rlflow_tvm.agents import agent_kind
     from rlflow_tvm.errors import UsageError
+    from rlflow_tvm.frontend import split_shapes
     from rlflow_tvm.training import train_on_models
 
     names = models or ["zoo:demo"]
@@ -60,7 +65,7 @@ def main(
         raise UsageError("--start is a plan for one model: train on that one alone")
     with cli.progress_bar("training") as bar:
         outcome = train_on_models(
-            {name: cli.model_path(name) for name in names},
+            {name: cli.model_path(split_shapes(name)[0]) for name in names},
             agent,
             tvm_target,
             remote=remote,

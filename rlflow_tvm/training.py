@@ -17,7 +17,7 @@ from rlflow_tvm.cost import RpcDevices, target_key
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.envs.rewards import REWARDS
 from rlflow_tvm.errors import UsageError
-from rlflow_tvm.frontend import import_models
+from rlflow_tvm.frontend import import_models, split_shapes
 from rlflow_tvm.passes import Plan
 from rlflow_tvm.rollouts import FACTORY, description, make_env, make_problems, open_prices, store_rows, structures
 
@@ -144,8 +144,12 @@ def log_end_to_end(out: Path, model: str, episode: Episode, env_steps: int) -> N
 
 
 def model_name(model: str) -> str:
-    """What a model is called in the names of files: as in the zoo, or as its file without the suffix."""
-    return model.removeprefix("zoo:") if model.startswith("zoo:") else Path(model).stem
+    """What a model is called in the names of files: as in the zoo, or as its file without the suffix, with the shapes
+    that it is to have."""
+    if model.startswith("zoo:"):
+        return model.removeprefix("zoo:")
+    file, shapes = split_shapes(model)
+    return "@".join([Path(file).stem, *(f"{name}={','.join(map(str, shape))}" for name, shape in shapes.items())])
 
 
 def plan_paths(out: Path, models: Iterable[str]) -> dict[str, Path]:

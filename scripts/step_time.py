@@ -2,7 +2,8 @@
 
 Walks random trajectories once, which measures what the default database does not hold yet, then again with the kernels
 known but not the graphs, and prints milliseconds of `GraphRewriteEnv.step`. The parts are timed one by one along the
-same trajectories: rewriting with matching, lowering to kernels, looking up their times by structure, observing.
+same trajectories: rewriting with matching, lowering to kernels, looking up their times by structure, observing. Then
+`CandidateEnv.step` along them, the graphs priced by now: what it takes to show all graphs that are one rewrite away.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rich.table import Table
 from rlflow_tvm import from_onnx
 from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
 from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, Measurement, default_path
-from rlflow_tvm.envs import GraphRewriteEnv
+from rlflow_tvm.envs import CandidateEnv, GraphRewriteEnv
 from rlflow_tvm.envs.observation import observe
 from rlflow_tvm.kernels import Kernel
 from rlflow_tvm.passes import GraphState, RewriteAction
@@ -74,6 +75,21 @@ def known(timer: KernelTimer, kernels: list[Kernel]) -> list[Measurement | None]
     return [timer.lookup(kernel, in_graph=True) for kernel in kernels]
 
 
+def candidate_steps(env: CandidateEnv, trajectories: list[Moves]) -> tuple[list[float], list[int]]:
+    """Seconds of each step along the trajectories, and how many candidates it showed."""
+    seconds: list[float] = []
+    shown: list[int] = []
+    for moves in trajectories:
+        env.reset(seed=0)
+        for _, action in moves:
+            numbers = [number for number, each in enumerate(env.candidates) if each.action == action]
+            if not numbers:  # another rewrite makes the same graph, and was shown in its stead
+                break
+            timed(seconds, lambda number=numbers[0]: env.step(number))
+            shown.append(len(env.candidates))
+    return seconds, shown
+
+
 def bench(model: str, arguments: argparse.Namespace, timer: KernelTimer) -> dict[str, Any]:
     """One model's figures."""
     mod = from_onnx(model_path(model))
@@ -98,6 +114,8 @@ def bench(model: str, arguments: argparse.Namespace, timer: KernelTimer) -> dict
         env.reset(seed=0)
         for choice, _ in moves:
             timed(steps, lambda choice=choice: env.step(choice))
+    candidates = CandidateEnv(problem=env.problem, horizon=horizon, limit=float("inf"))
+    candidate_secs, shown = candidate_steps(candidates, trajectories)
     return {
         "model": model,
         "steps": len(steps),
@@ -106,18 +124,24 @@ def bench(model: str, arguments: argparse.Namespace, timer: KernelTimer) -> dict
         "median_secs": float(np.median(steps)),
         "percentile95_secs": float(np.percentile(steps, 95)),
         "parts_median_secs": {part: float(np.median(values)) for part, values in seconds.items()},
+        "candidates": float(np.mean(shown)),
+        "candidate_mean_secs": float(np.mean(candidate_secs)),
+        "candidate_worst_secs": max(candidate_secs),
     }
 
 
 def show(rows: list[dict[str, Any]]) -> None:
     table = Table(title="milliseconds a step")
-    for column in ("model", "steps", "new graphs", "median", "95 %", *PARTS):
+    last = ("candidates", "with them: mean", "worst")
+    for column in ("model", "steps", "new graphs", "median", "95 %", *PARTS, *last):
         table.add_column(column, justify="left" if column == "model" else "right")
     for row in rows:
         secs = (row["median_secs"], row["percentile95_secs"], *row["parts_median_secs"].values())
-        counts = (str(row["steps"]), str(row["new_graphs"]))
-        table.add_row(row["model"].removeprefix("zoo:"), *counts, *(f"{value * 1e3:.2f}" for value in secs))
-    Console(width=120).print(table)
+        counts, shown = (str(row["steps"]), str(row["new_graphs"])), f"{row['candidates']:.0f}"
+        more = (row["candidate_mean_secs"], row["candidate_worst_secs"])
+        milliseconds, others = ([f"{value * 1e3:.2f}" for value in values] for values in (secs, more))
+        table.add_row(row["model"].removeprefix("zoo:"), *counts, *milliseconds, shown, *others)
+    Console(width=140).print(table)
 
 
 def main() -> None:

@@ -156,6 +156,16 @@ def test_each_model_has_a_plan_of_its_own_name(tmp_path):
     assert [path.name for path in plans.values()] == ["best.squeezenet1.1.plan.json", "best.net.v2.plan.json"]
 
 
+def test_a_model_at_two_shapes_is_two_models(chain, tmp_path):
+    names = [f"{chain}@x=1,4", f"{chain}@x=1,6"]
+    outcome = training.train_on_models(
+        dict.fromkeys(names, chain), "ppo", HERE, steps=12, seed=0, out=tmp_path / "out", horizon=5
+    )
+    assert [each.model for each in outcome.models] == names
+    assert [each.plan.name for each in outcome.models] == ["best.chain@x=1,4.plan.json", "best.chain@x=1,6.plan.json"]
+    assert all(each.plan.exists() for each in outcome.models)
+
+
 def test_a_candidate_agent_is_trained_and_searches(chain, tmp_path, monkeypatch):
     config = CandidateConfig(hidden=8, heads=2, rounds=1, change_rounds=1, steps_per_update=4, n_epochs=1)
     monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: config)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from rlflow_tvm.frontend.importer import from_onnx, import_models
+from rlflow_tvm.frontend.importer import from_onnx, import_models, parse_shape, split_shapes
 from rlflow_tvm.frontend.inputs import random_inputs
 from rlflow_tvm.frontend.load import load_onnx
 from rlflow_tvm.frontend.names import parameter_names
 from rlflow_tvm.frontend.reference import onnxruntime_outputs
 
-__all__ = ["from_onnx", "import_models", "load_onnx", "onnxruntime_outputs", "parameter_names", "random_inputs"]
+__all__ = [
+    "from_onnx", "import_models", "load_onnx", "onnxruntime_outputs", "parameter_names", "parse_shape", "random_inputs",
+    "split_shapes",
+]  # fmt: skip

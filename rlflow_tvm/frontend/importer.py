@@ -75,8 +75,29 @@ def from_onnx(path_or_model: str | Path | onnx.ModelProto, shapes: Shapes | None
         ) from error
 
 
+def split_shapes(model: str) -> tuple[str, dict[str, tuple[int, ...]]]:
+    """FILE[@NAME=1,3,224,224]...: the file, and the shapes of inputs that it is to have; FrontendError where these are
+    written otherwise. `zoo:NAME` and the names of files that there are stay as they are."""
+    file, *texts = model.split("@")
+    if not texts or model.startswith("zoo:") or Path(model).exists():
+        return model, {}
+    try:
+        return file, dict(map(parse_shape, texts))
+    except ValueError as error:
+        raise FrontendError(f"{model}: no such file, and FILE@{error}") from None
+
+
+def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """NAME=1,3,224,224; ValueError says what is expected instead of anything else."""
+    name, equals, extents = text.rpartition("=")
+    if not equals or not name or not all(extent.strip().isdecimal() for extent in extents.split(",") if extents):
+        raise ValueError("NAME=EXTENT,EXTENT,... is expected, as input=1,3,224,224")
+    return name, tuple(int(extent) for extent in extents.split(",") if extents)
+
+
 def import_models(paths: Mapping[str, str | Path], shapes: Shapes) -> dict[str, tvm.IRModule]:
-    """Import several models, each with those of `shapes` that are of its inputs.
+    """Import several models, each with those of `shapes` that are of its inputs, and the shapes in its own name
+    (`split_shapes`).
 
     FrontendError as in `from_onnx`, and for a name in `shapes` that is no model's input.
     """
@@ -86,7 +107,8 @@ def import_models(paths: Mapping[str, str | Path], shapes: Shapes) -> dict[str, 
     if unknown is not None:
         listed = "; ".join(f"{name} has the inputs {', '.join(known) or 'none'}" for name, known in inputs.items())
         raise FrontendError(f"no input {unknown!r}: {listed}")
-    return {n: from_onnx(p, {i: shapes[i] for i in inputs[n] if i in shapes}) for n, p in paths.items()}
+    wanted = {n: {i: shapes[i] for i in inputs[n] if i in shapes} | split_shapes(n)[1] for n in paths}
+    return {n: from_onnx(p, wanted[n]) for n, p in paths.items()}
 
 
 def import_graph(graph: Graph) -> tvm.IRModule:

@@ -13,7 +13,7 @@ from onnx import helper
 from tvm import relax
 
 from rlflow_tvm.errors import FrontendError
-from rlflow_tvm.frontend import from_onnx, import_models, onnxruntime_outputs, random_inputs, zoo
+from rlflow_tvm.frontend import from_onnx, import_models, onnxruntime_outputs, random_inputs, split_shapes, zoo
 
 node = helper.make_node
 
@@ -318,3 +318,26 @@ def test_a_batch_norm_of_other_lengths(first: str, wrong: str, make_model) -> No
 def test_what_tvm_raises_when_a_type_is_wrong(make_model) -> None:
     model = make_model([node("Gather", ["x", "i"], ["y"], name="it")], {"x": (3, 3)}, ["y"], {"i": np.ones(2)})
     _message(lambda: from_onnx(model))
+
+
+def test_one_file_at_several_shapes(relu: onnx.ModelProto, tmp_path: Path) -> None:
+    file = tmp_path / "a.onnx"
+    onnx.save(relu, file)
+    names = [f"{file}@image=1,3,224,224", f"{file}@image=2,3,224,224"]
+    assert [split_shapes(name) for name in names] == [
+        (str(file), {"image": (1, 3, 224, 224)}),
+        (str(file), {"image": (2, 3, 224, 224)}),
+    ]
+    mods = import_models(dict.fromkeys(names, file), {"image": (9, 9, 9, 9)})
+    assert [int(mod["main"].params[0].ty.shape[0]) for mod in mods.values()] == [1, 2]
+
+
+def test_what_is_no_shape(tmp_path: Path) -> None:
+    named = tmp_path / "a@b.onnx"
+    named.touch()
+    assert split_shapes(str(named)) == (str(named), {})
+    assert split_shapes("zoo:resnet18@64") == ("zoo:resnet18@64", {})
+    text = _message(lambda: split_shapes("a.onnx@image"))
+    assert text == "a.onnx@image: no such file, and FILE@NAME=EXTENT,EXTENT,... is expected, as input=1,3,224,224"
+    for wrong in ("image=1,x", "=1", "image=-1"):
+        _message(lambda wrong=wrong: split_shapes(f"a.onnx@{wrong}"))
