@@ -11,9 +11,13 @@ from rlflow_tvm.search.agent_search import AgentSearch
 
 
 class Untrained:
-    """What `agent_search` reads of an agent."""
+    """What `agent_search` reads of an agent, and of its kind."""
 
     metadata = {"rules": [rule.name for rule in CATALOGUE], "horizon": 5}  # noqa: RUF012
+    environment = "rewriting"
+
+    def load(self, path, space):
+        return self
 
 
 class Interrupted(Exception):
@@ -27,7 +31,7 @@ def test_one_thread_while_searching_and_the_callers_number_afterwards(monkeypatc
         seen.append(torch.get_num_threads())
         raise Interrupted
 
-    monkeypatch.setattr("rlflow_tvm.agents.load_agent", lambda path, space: Untrained())
+    monkeypatch.setattr("rlflow_tvm.agents.kind_in", lambda path: Untrained())
     monkeypatch.setattr(AgentSearch, "run", run)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
