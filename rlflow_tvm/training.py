@@ -149,7 +149,8 @@ def model_name(model: str) -> str:
     if model.startswith("zoo:"):
         return model.removeprefix("zoo:")
     file, shapes = split_shapes(model)
-    return "@".join([Path(file).stem, *(f"{name}={','.join(map(str, shape))}" for name, shape in shapes.items())])
+    told = "@".join([Path(file).stem, *(f"{name}={','.join(map(str, shape))}" for name, shape in shapes.items())])
+    return told.replace("/", "_")
 
 
 def plan_paths(out: Path, models: Iterable[str]) -> dict[str, Path]:

@@ -154,6 +154,7 @@ def test_models_of_one_name_are_refused(chain, tmp_path):
 def test_each_model_has_a_plan_of_its_own_name(tmp_path):
     plans = training.plan_paths(tmp_path, ["zoo:squeezenet1.1", "models/net.v2.onnx"])
     assert [path.name for path in plans.values()] == ["best.squeezenet1.1.plan.json", "best.net.v2.plan.json"]
+    assert training.model_name("models/m.onnx@serving/x=1,4") == "m@serving_x=1,4"
 
 
 def test_a_model_at_two_shapes_is_two_models(chain, tmp_path):

@@ -48,7 +48,7 @@ class Agent:
             AgentError: the file is missing, truncated, of another version, or made for other observation sizes.
         """
         tensors, description = load_checkpoint(Path(path), prefix="policy.")
-        design = DESIGNS[description["policy"]]
+        design = DESIGNS[description.get("policy", "two-step")]  # not told before there were others
         if observation_space is not None:
             found = dataclasses.asdict(design.from_space(observation_space))
             check_sizes(Path(path), description["sizes"], found)
@@ -77,7 +77,8 @@ class Agent:
         return act_with(self.policy, self._compact(observation), deterministic, rng)
 
     def tried(self, observations: Sequence[Mapping[str, Any]], actions: Sequence[Any], saved: Sequence[float]) -> None:
-        """Know from now on what actions (T of them) saved, each in percent of its episode's first graph."""
+        """Know from now on what actions (T of them) saved, each in percent of its episode's first graph; one that never
+        looked at places in its training does not look at that either."""
         pairs = zip(observations, actions, strict=True)
         self._places.tried([self.policy.place(seen, action) for seen, action in pairs], saved)
 

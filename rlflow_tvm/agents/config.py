@@ -62,20 +62,22 @@ class PPOConfig:
     def __post_init__(self) -> None:
         for name in ("minibatch_size", "n_epochs", "steps_per_update", "remembered", "hidden", "rounds", "threads"):
             if getattr(self, name) < 1:
-                raise AgentError(f"PPOConfig: {name} is {getattr(self, name)}, it must be at least 1")
+                raise AgentError(f"{type(self).__name__}: {name} is {getattr(self, name)}, it must be at least 1")
         for name in ("gamma", "gae_lambda", "informed_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
-                raise AgentError(f"PPOConfig: {name} is {getattr(self, name)}, it must lie in [0, 1]")
+                raise AgentError(f"{type(self).__name__}: {name} is {getattr(self, name)}, it must lie in [0, 1]")
         if not 0.0 <= self.remembered_share < 1.0:
-            raise AgentError(f"PPOConfig: remembered_share is {self.remembered_share}, it must lie in [0, 1)")
+            raise AgentError(
+                f"{type(self).__name__}: remembered_share is {self.remembered_share}, it must lie in [0, 1)"
+            )
         for name in ("learning_rate", "clip_range", "max_grad_norm"):
             if not getattr(self, name) > 0.0:
-                raise AgentError(f"PPOConfig: {name} is {getattr(self, name)}, it must be above 0")
+                raise AgentError(f"{type(self).__name__}: {name} is {getattr(self, name)}, it must be above 0")
         for name in ("ent_coef", "vf_coef"):
             if not getattr(self, name) >= 0.0:
-                raise AgentError(f"PPOConfig: {name} is {getattr(self, name)}, it must not be negative")
+                raise AgentError(f"{type(self).__name__}: {name} is {getattr(self, name)}, it must not be negative")
         if self.target_kl is not None and not self.target_kl > 0.0:
-            raise AgentError(f"PPOConfig: target_kl is {self.target_kl}, it must be above 0 or None")
+            raise AgentError(f"{type(self).__name__}: target_kl is {self.target_kl}, it must be above 0 or None")
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON takes them."""

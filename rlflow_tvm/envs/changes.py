@@ -65,10 +65,11 @@ class Change:
         for i, node in enumerate(added):
             nodes[i, WORK] = told[i][1]
             nodes[i, READS_WEIGHT] = not known.isdisjoint(node.inputs)
+            for var in node.reads:
+                if var in number and var not in difference.roots:
+                    users[number[var]] += 1
             for var in node.inputs:
                 source = None if var in difference.roots else number.get(var)  # nobody reads a root's new value here
-                if source is not None:
-                    users[source] += 1
                 if var not in known:
                     links.append((var if source is None else source, i))
                     edges.append(tensor_bytes(var))
@@ -78,7 +79,7 @@ class Change:
                 continue
             readers = [user for user in graph.users.get(root, ()) if user.var not in difference.removed]
             users[end] += len(readers)
-            nodes[end, IS_OUTPUT] = root in graph.outputs
+            nodes[end, IS_OUTPUT] = nodes[end, IS_OUTPUT] or root in graph.outputs
             reads = [user.var for user in readers for var in user.inputs if var is root]
             links += [(end, reader) for reader in reads]
             edges += [tensor_bytes(root)] * len(reads)

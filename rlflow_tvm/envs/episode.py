@@ -214,6 +214,7 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         self.state, self.cost = state, cost
         self.best_cost = min(self._start_cost, self.cost, key=lambda c: c.run_secs)  # of those that were priced
         self._steps = len(plan)
+        self._observe()
 
     def close(self) -> None:
         """End the measuring worker, if this environment started it."""

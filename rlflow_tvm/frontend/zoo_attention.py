@@ -102,7 +102,7 @@ class Dalle(nn.Module):
 
     def __init__(self, length: int, width: int = 512, layers: int = 8, heads: int = 8, text: int = 64) -> None:
         super().__init__()
-        text = min(text, length)
+        text = min(text, length - 1)  # some of the image is always there
         side = max(1, round((length - text) ** 0.5))
         self.text_tokens, self.image_tokens = nn.Embedding(10000, width), nn.Embedding(8192, width)
         self.text_places = nn.Parameter(torch.zeros(1, text, width))

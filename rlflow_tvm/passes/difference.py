@@ -28,7 +28,7 @@ class Difference:
 
     Attributes:
         roots: of each root its new expression; itself where it is bound anew.
-        added: nodes that only the new graph has, each after those that it reads.
+        added: nodes that the new graph is to have besides.
         removed: variables that are bound anew or no more.
         balance: what is computed more often than before, and less often, by whichever operands, as a hash: two
             differences to one graph that make the same graph of it have the same.
@@ -39,6 +39,7 @@ class Difference:
     removed: tuple[relax.Var, ...]
     balance: int
     _rests_on: Mapping[relax.Var, tuple[Node, ...]]
+    _removed: Mapping[relax.Var, tuple[Node | None, bool]]  # what binds it, and whether it is work on weights
     _outputs: tuple[relax.Var, ...]
 
     @staticmethod
@@ -50,14 +51,19 @@ class Difference:
         removed = _removed(reader, roots, new)
         for var in (*roots, *(var for node in new for var in node.inputs)):
             reader.users(var)
-        return Difference(roots, tuple(new), removed, _balance(graph, roots, new, removed), reader.seen, graph.outputs)
+        gone = {var: (graph.node(var), var in graph.weight_only) for var in removed}
+        balance = _balance(graph, roots, new, removed)
+        return Difference(roots, tuple(new), removed, balance, reader.seen, gone, graph.outputs)
 
     def holds(self, graph: Graph) -> bool:
         """Whether it is the difference to `graph` too, in which the same match was found: nothing of what it was told
         by has changed."""
-        users = graph.users
-        return self._outputs == graph.outputs and all(
-            users.get(var, ()) == nodes for var, nodes in self._rests_on.items()
+        users, weights = graph.users, graph.weight_only
+        return (
+            self._outputs == graph.outputs
+            and all(users.get(var, ()) == nodes for var, nodes in self._rests_on.items())
+            # a node below the match may be bound anew, read as before by others: what it reads goes with it then
+            and all(graph.node(var) is node and (var in weights) == free for var, (node, free) in self._removed.items())
         )
 
 

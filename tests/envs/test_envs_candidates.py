@@ -195,6 +195,47 @@ def test_replaying_a_plan_gives_the_same_candidates():
     assert env.state.structural_hash == state.replay(plan).structural_hash
 
 
+def test_what_is_removed_is_asked_anew_where_something_below_has_changed():
+    def body(emit, x, p):
+        y = emit(rx.nn.silu(p))
+        return rx.tanh(emit(rx.maximum(x, emit(rx.minimum(x, y)))))
+
+    env = make_env(module({"x": (2, 3), "p": (2, 3)}, {}, body))
+    env.reset(seed=0)
+    walked, *_ = env.step(next(i for i, each in enumerate(env.candidates) if each.action.rule == "silu_to_sigmoid"))
+    there = make_env(module({"x": (2, 3), "p": (2, 3)}, {}, body))
+    begun, _ = there.reset(seed=0, options={"plan": env.plan})
+    assert [each.action for each in env.candidates] == [each.action for each in there.candidates]
+    np.testing.assert_array_equal(walked["removed"], begun["removed"])
+
+
+def test_a_replayed_plan_can_be_gone_on_from():
+    env = make_env()
+    env.reset(seed=0)
+    env.step(0)
+    plan, offered = env.plan, [each.action for each in env.candidates]
+    env.reset(seed=0)
+    env.replay(plan)
+    assert [each.action for each in env.candidates] == offered
+    assert "invalid" not in env.step(0)[-1]
+
+
+def test_what_reads_a_candidates_node_and_whether_it_is_an_output():
+    def both(emit, x):
+        return rx.nn.relu(x), rx.exp(emit(rx.tanh(x)))
+
+    rules = RuleSet((RewriteRule("one", "none", "relu(x), tanh(x) => sigmoid(x), sigmoid(x)"),), LANES)
+    env = make_env(module({"x": (2, 3)}, {}, both), rules)
+    observation, _ = env.reset(seed=0)
+    (added,) = observation["graph"].nodes[observation["node_candidate"] == 0]
+    assert (added[IS_OUTPUT], added[USERS]) == (1.0, 1 / 8)
+    rules = RuleSet((RewriteRule("twice", "none", "relu(x) => add(tanh(x), tanh(x))"),), LANES)
+    env = make_env(module({"x": (2, 3)}, {}, lambda emit, x: rx.exp(emit(rx.nn.relu(x)))), rules)
+    observation, _ = env.reset(seed=0)
+    added = observation["graph"].nodes[observation["node_candidate"] == 0]
+    assert added[:, USERS].tolist() == [1 / 8, 1 / 8]
+
+
 def test_too_few_candidates_are_refused():
     with pytest.raises(EnvError, match="most 0"):
         make_env(most=0)
