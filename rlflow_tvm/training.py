@@ -132,15 +132,29 @@ class BestPlans:
         return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
-def log_end_to_end(out: Path, model: str, episode: Episode, env_steps: int) -> None:
+class EndToEndLog:
     """What a graph costs as the sum of its kernels and as a whole, each time that a reward had it run: a line each in
-    `end_to_end.jsonl`."""
-    if not episode.end_to_end:
-        return
-    with open(out / "end_to_end.jsonl", "a") as file:
-        for run_secs, whole in episode.end_to_end:
-            line = {"env_steps": env_steps, "model": model, "run_secs": run_secs, "end_to_end_secs": whole}
-            file.write(json.dumps({**line, "discrepancy": run_secs / whole - 1.0}) + "\n")
+    `end_to_end.jsonl`. Lines from after the checkpoint in the folder, which come again, are dropped."""
+
+    def __init__(self, out: Path) -> None:
+        from rlflow_tvm.agents.checkpoint import FILE_NAME, load_checkpoint
+
+        self._path = out / "end_to_end.jsonl"
+        self._env_steps = int(load_checkpoint(out / FILE_NAME, prefix="none")[1]["counts"]["env_steps"])
+        if self._path.exists():
+            lines = self._path.read_text().splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["env_steps"] <= self._env_steps]
+            temporary = self._path.with_name(self._path.name + ".tmp")
+            temporary.write_text("".join(kept))
+            temporary.replace(self._path)
+
+    def add(self, model: str, episode: Episode) -> None:
+        """Take in the next episode."""
+        self._env_steps += len(episode)
+        with open(self._path, "a") as file:
+            for run_secs, whole in episode.end_to_end:
+                line = {"env_steps": self._env_steps, "model": model, "run_secs": run_secs, "end_to_end_secs": whole}
+                file.write(json.dumps({**line, "discrepancy": run_secs / whole - 1.0}) + "\n")
 
 
 def model_name(model: str) -> str:
@@ -224,6 +238,10 @@ def train_on_models(
                 best.offer(name, plan, priced[name].run_secs, 0)
             return best
 
+        @cache
+        def whole_runs() -> EndToEndLog:
+            return EndToEndLog(out)
+
         ours = target_key(target, None if remote is None else remote.key)
 
         taken = 0
@@ -241,7 +259,7 @@ def train_on_models(
         def on_episode(episode: Episode) -> None:
             best = episode.summary
             store_rows(prices.database, best.get("rows", []), ours)
-            log_end_to_end(out, best["model"], episode, taken)
+            whole_runs().add(best["model"], episode)
             plans().offer(best["model"], Plan.of(best["plan"]), best["run_secs"], taken)
 
         told = description(models, shapes, target, remote, kind.environment, horizon, reward, predict, problems)

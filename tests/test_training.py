@@ -177,10 +177,16 @@ def test_a_candidate_agent_is_trained_and_searches(chain, tmp_path, monkeypatch)
     assert logged, "each episode ends with a run of the whole"
     assert all(line["model"] == "chain" and line["env_steps"] <= outcome.env_steps for line in logged)
     assert all(abs(line["discrepancy"]) < 1e-9 for line in logged), "these costs are sums, whichever way"
+    late = {"env_steps": outcome.env_steps + 7, "model": "chain"}
+    log = tmp_path / "out" / "end_to_end.jsonl"
+    log.write_text(log.read_text() + json.dumps(late) + "\n" + '{"env_steps": 1')  # killed in the next update
     problem = RewriteProblem(from_onnx(chain, {"x": (1, 4)}), Priced(HERE))
     found = agent_search(outcome.checkpoint).run(problem)
     assert found.run_secs_after < found.run_secs_before
     assert found.env_steps > 0
     again = train(chain, tmp_path / "out", steps=outcome.env_steps + 1, agent="candidate", reward="end-to-end",
                   resume=True)  # fmt: skip
+    gone_on = [json.loads(line) for line in log.read_text().splitlines()]
+    assert gone_on[: len(logged)] == logged
+    assert outcome.env_steps < gone_on[len(logged)]["env_steps"] <= again.env_steps
     assert again.models[0].run_secs_after <= outcome.models[0].run_secs_after

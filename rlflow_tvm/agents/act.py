@@ -48,7 +48,7 @@ class Agent:
             AgentError: the file is missing, truncated, of another version, or made for other observation sizes.
         """
         tensors, description = load_checkpoint(Path(path), prefix="policy.")
-        design = DESIGNS[description.get("policy", "two-step")]  # not told before there were others
+        design = DESIGNS[description["agent"]]
         if observation_space is not None:
             found = dataclasses.asdict(design.from_space(observation_space))
             check_sizes(Path(path), description["sizes"], found)

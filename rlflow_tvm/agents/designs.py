@@ -19,7 +19,7 @@ from rlflow_tvm.agents.policy import TwoStepPolicy, UniformPolicy
 
 @dataclass(frozen=True)
 class Design:
-    """One kind of policy: one line of `DESIGNS`.
+    """One kind of policy: one line of `DESIGNS`, by the name of the agent that it makes, if it makes one.
 
     Attributes:
         sizes: what its parameters depend on, a dataclass.
@@ -37,7 +37,7 @@ class Design:
 
 
 DESIGNS: dict[str, Design] = {
-    "two-step": Design(
+    "ppo": Design(
         ObservationSizes,
         ObservationSizes.from_space,
         CompactObservation,

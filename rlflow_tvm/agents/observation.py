@@ -101,13 +101,8 @@ def compact(
 ) -> CompactObservation:
     """The compact form of an environment's observation, with what is `known` of places, (S, P) -> (S, 2P+1) (by default
     nothing); AgentError where it does not fit `sizes` or its masks clash."""
-    graph = observation["graph"]
     location_nodes = np.asarray(observation["location_nodes"])
-    # Copies: an episode's observations are kept, and torch refuses read-only arrays. gymnasium gives a graph without
-    # edges as None.
-    nodes = np.array(graph.nodes, dtype=np.float32)
-    edges = np.zeros((0, sizes.edge_features), np.float32) if graph.edges is None else np.array(graph.edges, np.float32)
-    links = np.zeros((0, 2), np.int32) if graph.edge_links is None else np.array(graph.edge_links, np.int32)
+    nodes, edges, links = graph_copied(observation["graph"], sizes.edge_features)
     found = (location_nodes.shape, nodes.shape[1], edges.shape[1])
     expected = (
         (sizes.num_rules, sizes.num_locations, sizes.nodes_per_location),
@@ -131,6 +126,17 @@ def compact(
         site_places=site_places,
         site_known=(Places().known if known is None else known)(site_places),
     )
+
+
+def graph_copied(graph: spaces.GraphInstance, edge_features: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Nodes, edges and links of an observed graph, float32, float32 and int32.
+
+    Copies: an episode's observations are kept, and torch refuses read-only arrays. gymnasium gives a graph without
+    edges as None.
+    """
+    edges = np.zeros((0, edge_features), np.float32) if graph.edges is None else np.array(graph.edges, np.float32)
+    links = np.zeros((0, 2), np.int32) if graph.edge_links is None else np.array(graph.edge_links, np.int32)
+    return np.array(graph.nodes, np.float32), edges, links
 
 
 def legal_sites(observation: Mapping[str, Any], sizes: ObservationSizes) -> tuple[np.ndarray, np.ndarray]:

@@ -202,7 +202,7 @@ def _checked(answer: bytes) -> bytes:
 
 
 @contextmanager
-def open_pool(workers: Workers, config: PPOConfig, seed: int, sizes: Any, policy: str = "two-step") -> Iterator[Pool]:
+def open_pool(workers: Workers, config: PPOConfig, seed: int, sizes: Any, policy: str = "ppo") -> Iterator[Pool]:
     """The workers of a training, which end with the block, however it is left; `policy`: one of `DESIGNS`."""
     crew: Crew
     if workers.ray is None:

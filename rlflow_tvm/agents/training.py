@@ -94,7 +94,7 @@ def train(
     checkpoint_secs: float = 5.0,
     workers: Workers | None = None,
     starts: Sequence[Mapping[str, Any]] = (),
-    policy: str = "two-step",
+    policy: str = "ppo",
 ) -> TrainingResult:
     """Train with PPO until `total_steps` environment steps, counted over all runs, and leave the agent in `out_dir`.
 
@@ -246,8 +246,7 @@ def _save(
     path: Path, policy: str, learner: PPO, archive: Archive, identity: Mapping[str, Any], counts: _Counts
 ) -> None:
     description = {
-        "agent": "ppo" if policy == "two-step" else policy,
-        "policy": policy,
+        "agent": policy,
         **identity,
         "sizes": dataclasses.asdict(learner.policy.sizes),
         "learner": learner.numbers(),

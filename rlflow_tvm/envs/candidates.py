@@ -72,17 +72,15 @@ class CandidateEnv(RewritingEnv[int]):
         differences: list[Difference] = []
         for number, rule in enumerate(self.rule_names):
             for site, match in self.state.located(rule):
-                action = RewriteAction(rule, site)
-                if action in self._refused:
-                    continue
                 try:
                     difference, change = self._difference(match)
                 except RewriteError:  # nothing would change, or not as the types allow: there is no graph to choose
                     continue
-                told.append(Candidate(action, number, match, change))
+                told.append(Candidate(RewriteAction(rule, site), number, match, change))
                 differences.append(difference)
-        found = [told[i] for i in distinct(self.state.graph, differences)]
-        self._found, self._duplicates = len(found), len(told) - len(found)
+        refused = [i for i, each in enumerate(told) if each.action in self._refused]
+        found = [told[i] for i in distinct(self.state.graph, differences, refused)]
+        self._found, self._duplicates = len(found), len(told) - len(refused) - len(found)
         self.candidates = tuple(found[i] for i in self._fairly([each.rule for each in found]))
         observation = observe_candidates(self.state.graph, self.candidates, len(self.rule_names), self.most)
         return observation, bool(self.candidates)

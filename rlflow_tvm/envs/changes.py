@@ -52,11 +52,11 @@ class Change:
         known = set(graph.weight_only)  # what is computed from weights alone is free, and left out
         added = []
         for node in difference.added:
-            if known.issuperset(node.inputs):
+            if known.issuperset(expr for expr in difference.read_by(node) if isinstance(expr, relax.Var)):
                 known.add(node.var)
             else:
                 added.append(node)
-        number: dict[relax.Var, int] = {node.var: i for i, node in enumerate(added)}
+        number: dict[relax.Expr, int] = {node.var: i for i, node in enumerate(added)}
         users = [0] * len(added)
         links: list[tuple[int | relax.Var, int | relax.Var]] = []
         edges: list[bytes] = []
@@ -64,16 +64,15 @@ class Change:
         nodes = np.frombuffer(b"".join(row for row, _ in told), np.float32).reshape(-1, NODE_FEATURES).copy()
         for i, node in enumerate(added):
             nodes[i, WORK] = told[i][1]
-            nodes[i, READS_WEIGHT] = not known.isdisjoint(node.inputs)
-            for var in node.reads:
-                if var in number and var not in difference.roots:
-                    users[number[var]] += 1
-            for var in node.inputs:
-                source = None if var in difference.roots else number.get(var)  # nobody reads a root's new value here
+            read = [expr for expr in difference.read_by(node) if isinstance(expr, relax.Var)]
+            nodes[i, READS_WEIGHT] = not known.isdisjoint(read)
+            for var in read:
                 if var not in known:
-                    links.append((var if source is None else source, i))
+                    links.append((number.get(var, var), i))
                     edges.append(tensor_bytes(var))
-        for root, expr in difference.roots.items():
+            for source in {number[var] for var in read if var in number}:
+                users[source] += 1
+        for root, expr in difference.ends.items():
             end = number.get(expr)
             if end is None:
                 continue

@@ -115,7 +115,7 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         super().reset(seed=seed)
         self._begin()
         if options and "plan" in options:
-            self.replay(options["plan"])
+            self._go_to(options["plan"])
             self._steps, self._first_secs = 0, self.run_secs
         observation, _ = self._observe()
         return observation, self._info("reset")
@@ -204,6 +204,11 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
 
     def replay(self, plan: Plan) -> None:
         """Reset and apply `plan`; PlanError if it is not for this module, EnvError if its graph cannot be priced."""
+        self._go_to(plan)
+        self._observe()
+
+    def _go_to(self, plan: Plan) -> None:
+        """As `replay`, but nobody has looked at the state yet."""
         state = self.problem.replay(plan)
         if state.graph.is_empty:
             raise EnvError("the plan leaves nothing to compute, and so to build and to price: search again")
@@ -214,7 +219,6 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         self.state, self.cost = state, cost
         self.best_cost = min(self._start_cost, self.cost, key=lambda c: c.run_secs)  # of those that were priced
         self._steps = len(plan)
-        self._observe()
 
     def close(self) -> None:
         """End the measuring worker, if this environment started it."""

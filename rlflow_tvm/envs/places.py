@@ -11,18 +11,10 @@ import hashlib
 
 import numpy as np
 
+from rlflow_tvm.passes.hashing import mixed
+
 RADII = (0, 1, 3)
 """Edges that a key's surroundings reach; one key of a site for each."""
-
-_STEPS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-
-
-def _mixed(values: np.ndarray) -> np.ndarray:
-    """A hash of 64-bit numbers, each for itself (the finaliser of splitmix64, Steele et al. 2014)."""
-    values = values + _STEPS[0]
-    values = (values ^ (values >> np.uint64(30))) * _STEPS[1]
-    values = (values ^ (values >> np.uint64(27))) * _STEPS[2]
-    return values ^ (values >> np.uint64(31))
 
 
 def place_keys(
@@ -38,18 +30,18 @@ def place_keys(
         radii: ascending.
     """
     sources, destinations = np.asarray(links).T
-    around, keys = _mixed(np.asarray(kinds, np.uint64)), []
+    around, keys = mixed(np.asarray(kinds, np.uint64)), []
     for radius in range(radii[-1] + 1):
         if radius in radii:
-            key = _mixed(np.asarray(rules).astype(np.uint64) * np.uint64(64) + np.uint64(radius))
+            key = mixed(np.asarray(rules).astype(np.uint64) * np.uint64(64) + np.uint64(radius))
             for column in np.asarray(nodes).T:
-                key = _mixed(key ^ np.where(column >= 0, around[column], np.uint64(1)))
+                key = mixed(key ^ np.where(column >= 0, around[column], np.uint64(1)))
             keys.append(key)
         # sums, for a node's producers and consumers have no order; one direction told from the other
         produced, consumed = np.zeros_like(around), np.zeros_like(around)
-        np.add.at(produced, destinations, _mixed(around[sources]))
-        np.add.at(consumed, sources, _mixed(~around[destinations]))
-        around = _mixed(around ^ _mixed(produced) ^ _mixed(~consumed))
+        np.add.at(produced, destinations, mixed(around[sources]))
+        np.add.at(consumed, sources, mixed(~around[destinations]))
+        around = mixed(around ^ mixed(produced) ^ mixed(~consumed))
     return np.stack(keys, axis=1).view(np.int64)
 
 

@@ -64,9 +64,9 @@ class _Transformer:
     def module(self) -> TorchModel:
         import torch
 
-        from rlflow_tvm.frontend import zoo_language
+        from rlflow_tvm.frontend import zoo_attention, zoo_language
 
-        model = zoo_language.initialise(getattr(zoo_language, self.build)(**dict(self.config)), _SEED)
+        model = zoo_attention.initialise(getattr(zoo_language, self.build)(**dict(self.config)), _SEED)
         if not self.sequence:
             return model, {"pixel_values": torch.zeros(1, 3, 224, 224)}
         names = ("input_ids", "attention_mask", "token_type_ids")

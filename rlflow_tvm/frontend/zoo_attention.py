@@ -104,7 +104,7 @@ class Dalle(nn.Module):
         super().__init__()
         text = min(text, length - 1)  # some of the image is always there
         side = max(1, round((length - text) ** 0.5))
-        self.text_tokens, self.image_tokens = nn.Embedding(10000, width), nn.Embedding(8192, width)
+        self.text_embedding, self.image_embedding = nn.Embedding(10000, width), nn.Embedding(8192, width)
         self.text_places = nn.Parameter(torch.zeros(1, text, width))
         self.rows, self.columns = (nn.Parameter(torch.zeros(side + 1, width)) for _ in range(2))
         place = torch.arange(length - text)
@@ -118,8 +118,8 @@ class Dalle(nn.Module):
         self.text = text
 
     def forward(self, tokens: Tensor) -> Tensor:
-        text = self.text_tokens(tokens[:, : self.text]) + self.text_places
-        image = self.image_tokens(tokens[:, self.text :]) + self.rows[self.row] + self.columns[self.column]
+        text = self.text_embedding(tokens[:, : self.text]) + self.text_places
+        image = self.image_embedding(tokens[:, self.text :]) + self.rows[self.row] + self.columns[self.column]
         x = torch.cat([text, image], dim=1)
         for block in self.blocks:
             x = block(x, self.mask)
@@ -151,16 +151,14 @@ class TransducerEncoder(nn.Module):
 
 @torch.no_grad()
 def initialise(model: nn.Module, seed: int) -> nn.Module:
-    """Random weights: biases, places and scales of normalisations matter, and attention is not uniform."""
+    """Random weights larger than libraries', so that attention is not uniform and biases and scales matter."""
     generator = torch.Generator().manual_seed(seed)
-    norms = {id(module.weight) for module in model.modules() if isinstance(module, nn.LayerNorm)}
-    for module in model.modules():
-        own = 0.5 if isinstance(module, nn.Embedding) else None
-        for parameter in module.parameters(recurse=False):
-            if id(parameter) in norms:
-                parameter.uniform_(0.5, 1.5, generator=generator)
-            elif parameter.dim() > 1:
-                parameter.normal_(0, own or parameter[0].numel() ** -0.5, generator=generator)
-            else:
-                parameter.normal_(0, 0.1, generator=generator)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            spread = parameter[0].numel() ** -0.5 if "embedding" not in name else 0.5
+            parameter.normal_(0, spread, generator=generator)
+        elif name.endswith("weight"):  # the scale of a layer normalisation
+            parameter.uniform_(0.5, 1.5, generator=generator)
+        else:
+            parameter.normal_(0, 0.1, generator=generator)
     return model.eval()

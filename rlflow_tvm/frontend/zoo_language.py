@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, ViTConfig, ViTForImageClassification
 
@@ -40,18 +39,3 @@ def vit(**config: int) -> nn.Module:
     """ViT (Dosovitskiy et al. 2020), Base with 16x16 patches unless `config` says otherwise, 1000 classes."""
     settings = ViTConfig.from_dict({"attn_implementation": "eager", "num_labels": 1000, **config})
     return _Classifier(ViTForImageClassification(settings))
-
-
-@torch.no_grad()
-def initialise(model: nn.Module, seed: int) -> nn.Module:
-    """Random weights larger than the library's, so that attention is not uniform and biases and scales matter."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if parameter.dim() > 1:
-            spread = parameter[0].numel() ** -0.5 if "embedding" not in name else 0.5
-            parameter.normal_(0, spread, generator=generator)
-        elif name.endswith("weight"):  # the scale of a layer normalisation
-            parameter.uniform_(0.5, 1.5, generator=generator)
-        else:
-            parameter.normal_(0, 0.1, generator=generator)
-    return model.eval()

@@ -7,6 +7,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from rlflow_tvm.dataflow import variables_of
 from rlflow_tvm.errors import KernelError
 
 from .llvm.half import PRODUCTS, SUMS
@@ -111,12 +112,8 @@ def _become_integers(func: relax.Function) -> set[relax.Var]:
         for binding in reversed(block.bindings):
             value = binding.value
             if _is_integer_cast(value) or (binding.var in found and value.op.name not in PRODUCTS):
-                found.update(arg for arg in _variables(value) if _holds_floats(arg))
+                found.update(arg for arg in variables_of(value) if _holds_floats(arg))
     return found
-
-
-def _variables(value: relax.Expr) -> list[relax.Var]:
-    return list(relax.analysis.free_vars(value))
 
 
 def _holds_float64(func: relax.Function) -> bool:

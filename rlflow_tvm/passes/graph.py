@@ -69,6 +69,13 @@ class Graph(Dataflow):
         at each match)."""
         return tvm_ffi.Map({node.var: node.value for node in self.nodes})
 
+    def live(self) -> Graph:
+        """This graph without the nodes that its output does not need."""
+        nodes = _live(list(self.nodes), self.output)
+        if len(nodes) == len(self.nodes):
+            return self
+        return Graph(self.params, self.inputs, nodes, self.output, self.attrs, self.prim_funcs)
+
     def rewritten(self, roots: Mapping[relax.Var, relax.Expr], new: Iterable[Node]) -> Graph:
         """This graph with each root bound to (or replaced by) its new expression; a root given as itself stays.
 
@@ -101,7 +108,7 @@ def _substitute_all(
     that bound it binds the output's variable from now on.
     """
     outputs = set(variables_of(output))
-    ends = {old: _end(old, replaced) for old in replaced}
+    ends = {old: end_of(old, replaced) for old in replaced}
     renamed: dict[relax.Expr, relax.Var] = {}  # decided first: other variables may be replaced by the same node
     for old, new in ends.items():
         if old in outputs and isinstance(new, relax.DataflowVar):
@@ -124,7 +131,7 @@ def _substitute_all(
     return result, substitute(output, mapping)
 
 
-def _end(var: relax.Expr, replaced: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
+def end_of(var: relax.Expr, replaced: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
     """What `var` is replaced by at last; RewriteError if there is no end."""
     for _ in replaced:
         var = replaced.get(var, var)

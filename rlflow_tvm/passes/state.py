@@ -72,7 +72,7 @@ class GraphState:
 
     @staticmethod
     def _beginning(start: Detached, ruleset: RuleSet) -> GraphState:
-        graph = Graph.from_module(start.mod)
+        graph = Graph.from_module(start.mod).live()
         return GraphState(start, Matches.of(graph, ruleset), (), graph.structural_hash)
 
     def origin(self) -> GraphState:

@@ -31,7 +31,7 @@ SMALL = WorldModelConfig(
 
 def make_ppo(sizes: ObservationSizes, config: PPOConfig, seed: int) -> PPO:
     """A learner of the two-step policy."""
-    return PPO(lambda: DESIGNS["two-step"].make(sizes, config), config, seed)
+    return PPO(lambda: DESIGNS["ppo"].make(sizes, config), config, seed)
 
 
 def known_of(episodes: list[Episode]) -> Places:

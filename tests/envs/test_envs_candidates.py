@@ -69,6 +69,11 @@ def _rows(nodes: np.ndarray) -> Counter:
     return Counter(row.tobytes() for row in np.delete(nodes, [WORK % 14, USERS % 14, IS_OUTPUT % 14], axis=1))
 
 
+def _whole(nodes: np.ndarray) -> Counter:
+    """Of each node all but its share of its own graph's work."""
+    return Counter(row.tobytes() for row in np.delete(nodes, [WORK % 14], axis=1))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_graph_with_a_candidates_changes_is_the_candidate(name):
     env = make_env(MODELS[name]())
@@ -82,13 +87,14 @@ def test_the_graph_with_a_candidates_changes_is_the_candidate(name):
             kept = np.setdiff1d(np.arange(first), gone)
             added = np.flatnonzero(owner == number)
             assert _rows(following.nodes) == _rows(graph.nodes[np.concatenate([kept, added])])
+            assert not _whole(graph.nodes[added]) - _whole(following.nodes), "users and outputs of what is added"
             # edges: those that stay, the candidate's, and what read a removed node and now reads one that was there
             own = np.isin(links, added).any(axis=1)
             staying = np.isin(links, kept).all(axis=1)
             moved = (links[:, 1] < first) & np.isin(links[:, 0], gone) & np.isin(links[:, 1], kept)
             replaced = int(moved.sum()) - int((own & (links[:, 1] < first)).sum())
             assert len(following.links) == staying.sum() + own.sum() + replaced
-            assert not np.isin(links[own], gone).any() or set(links[own][:, 0]) & set(gone.tolist())
+            assert not np.isin(links[own], gone).any(), "what is removed has no edges to what is added"
             work = following.nodes[:, WORK] * following.work / graph_arrays(env.state.graph).work
             shown = graph.nodes[np.concatenate([kept, added]), WORK]
             assert math.isclose(work.sum(), shown.sum(), rel_tol=1e-4)
@@ -150,6 +156,35 @@ def test_a_candidate_that_cannot_be_is_offered_no_more():
     _, reward, terminated, _, info = env.step(refused)
     assert (reward, terminated, info["refused"]) == (0.0, False, str(before[refused]))
     assert [each.action for each in env.candidates] == before[:refused] + before[refused + 1 :]
+
+
+def test_what_cannot_be_does_not_come_again_by_another_rule():
+    def body(emit, x):
+        return rx.tanh(emit(rx.nn.relu(emit(rx.nn.relu(x)))))
+
+    equations = ("relu(relu(x)) => exp(x)", "tanh(relu(relu(x))) => tanh(exp(x))", "tanh(x) => sigmoid(x)")
+    rules = RuleSet(tuple(RewriteRule(f"rule{i}", "none", each) for i, each in enumerate(equations)), LANES)
+    env = make_env(module({"x": (2, 3)}, {}, body), rules, FakeCostModel(fails=lambda node: node.op == "relax.exp"))
+    _, info = env.reset(seed=0)
+    assert [each.action.rule for each in env.candidates] == ["rule0", "rule2"]
+    assert info["duplicates"] == 1
+    *_, info = env.step(0)
+    assert "refused" in info
+    assert [each.action.rule for each in env.candidates] == ["rule2"]
+
+
+def test_what_reads_a_roots_new_value_is_linked_to_it():
+    def body(emit, x):
+        return rx.tanh(emit(rx.exp(emit(rx.nn.relu(x)))))
+
+    rules = RuleSet((RewriteRule("rule", "none", "relu(x), exp(y) => sigmoid(x), exp(abs(y))"),), LANES)
+    env = make_env(module({"x": (2, 3)}, {}, body), rules)
+    observation, _ = env.reset(seed=0)
+    graph, first = observation["graph"], int((observation["node_candidate"] < 0).sum())
+    links = [tuple(link) for link in graph.edge_links.tolist() if max(link) >= first]
+    tanh = first - 1
+    assert links == [(0, first), (first, first + 1), (first + 1, first + 2), (first + 2, tanh)]
+    assert graph.nodes[first:, USERS].tolist() == [1 / 8] * 3
 
 
 @pytest.mark.parametrize("most", [1, 7, 25])

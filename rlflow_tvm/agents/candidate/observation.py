@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 
 from rlflow_tvm.agents.backend import dgl
+from rlflow_tvm.agents.observation import graph_copied
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.errors import AgentError
 
@@ -76,10 +77,7 @@ def compact(
 ) -> CandidateObservation:
     """What is kept of an environment's observation, with what is `told` of places, (S, P) -> (S, 2P+1) (by default
     nothing); AgentError where it does not fit `sizes` or its parts clash."""
-    graph = observation["graph"]
-    nodes = np.array(graph.nodes, dtype=np.float32)  # copies: an episode's observations are kept
-    edges = np.zeros((0, sizes.edge_features), np.float32) if graph.edges is None else np.array(graph.edges, np.float32)
-    links = np.zeros((0, 2), np.int32) if graph.edge_links is None else np.array(graph.edge_links, np.int32)
+    nodes, edges, links = graph_copied(observation["graph"], sizes.edge_features)
     if (nodes.shape[1], edges.shape[1]) != (sizes.node_features + 1, sizes.edge_features) or not (
         0 <= nodes[:, 0].min() <= nodes[:, 0].max() < sizes.num_operators
     ):

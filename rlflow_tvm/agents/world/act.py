@@ -69,8 +69,8 @@ class WorldAgent:
 
     def tried(self, observations: Sequence[Mapping[str, Any]], actions: Sequence[Any], saved: Sequence[float]) -> None:
         """See `agents.act.Agent.tried`."""
-        keys = [each["location_places"][tuple(action)] for each, action in zip(observations, actions, strict=True)]
-        self.policy.places.tried(keys, saved)
+        pairs = zip(observations, actions, strict=True)
+        self.policy.places.tried([self.policy.controller.place(seen, action) for seen, action in pairs], saved)
 
     def draw(
         self, observations: Sequence[Mapping[str, Any]], rng: np.random.Generator, episodes: Sequence[int]

@@ -18,7 +18,6 @@ from rlflow_tvm.agents.observation import (
     CompactObservation,
     ObservationSizes,
     SiteBatch,
-    actions_at,
     collate,
     collate_sites,
     compact,
@@ -181,7 +180,7 @@ class SeeingPolicy:
 
     def __init__(
         self,
-        controller: SitePolicy[LatentObservation, Any],
+        controller: SitePolicy[Any, Any],
         eyes: Eyes,
         places: Places,
         informed_share: float | None = None,
@@ -228,7 +227,7 @@ class SeeingPolicy:
 
     def action(self, observation: CompactObservation, site: int) -> np.ndarray:
         """See `SitePolicy.action`."""
-        return actions_at([observation], [site])[0]
+        return self.controller.action(observation, site)
 
     def value(self, observation: CompactObservation) -> float:
         """See `GraphPolicy.value`."""
