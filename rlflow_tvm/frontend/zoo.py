@@ -172,7 +172,7 @@ def _described(name: str) -> _Image | _Transformer | _Sequence | None:
     model = TORCH_MODELS.get(name)
     if model is None or not at:
         return model
-    least = 1 if isinstance(model, _Image) else 2
+    least = 2 if isinstance(model, _Sequence) else 1
     if not size.isdecimal() or int(size) < least or (isinstance(model, _Transformer) and not model.sequence):
         raise FrontendError(
             f"evaluation model {name!r} cannot be had at size {size!r}: change @{size}, or leave it out"

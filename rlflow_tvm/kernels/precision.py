@@ -106,13 +106,17 @@ def _is_integer_cast(value: relax.Expr) -> bool:
 
 
 def _become_integers(func: relax.Function) -> set[relax.Var]:
-    """The variables of floats that are cast to integers, and those that they are computed from, up to products."""
+    """The variables of floats that are cast to integers, and those (tuples too) that they are computed from, up to
+    products."""
     found: set[relax.Var] = set()
     for block in reversed(func.body.blocks):
         for binding in reversed(block.bindings):
             value = binding.value
-            if _is_integer_cast(value) or (binding.var in found and value.op.name not in PRODUCTS):
-                found.update(arg for arg in variables_of(value) if _holds_floats(arg))
+            product = isinstance(value, relax.Call) and value.op.name in PRODUCTS
+            if _is_integer_cast(value) or (binding.var in found and not product):
+                found.update(
+                    arg for arg in variables_of(value) if _holds_floats(arg) or isinstance(arg.ty, relax.TupleType)
+                )
     return found
 
 

@@ -100,6 +100,25 @@ def test_positions_in_a_cast_model_stay_whole(dtype: str) -> None:
     np.testing.assert_array_equal(_cast(build, positions, dtype), positions + 1)
 
 
+def test_what_becomes_an_integer_may_come_of_a_split() -> None:
+    def build(x: relax.Expr) -> relax.Expr:
+        parts = rx.split(x, 2)
+        return rx.astype(rx.add(parts[0], parts[1]), "int64")
+
+    values = np.array([3001, 2, 3, 4, 10, 20, 30, 40_000], "float32")
+    np.testing.assert_array_equal(_cast(build, values, "float16"), [3011, 22, 33, 40_004])
+
+
+def test_the_other_part_of_such_a_split_is_computed_as_ever() -> None:
+    def build(x: relax.Expr) -> relax.Expr:
+        parts = rx.split(x, 2)
+        whole = rx.astype(rx.astype(parts[0], "int64"), "float32")
+        return rx.add(whole, rx.multiply(parts[1], parts[1]))
+
+    values = np.array([1, 2, 3, 4], "float32")
+    np.testing.assert_array_equal(_cast(build, values, "float16"), [10, 18])
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_cast_model_computes_in_half_precision(dtype: str) -> None:
     x = np.random.default_rng(0).standard_normal((4, 33)).astype("float32")
