@@ -151,6 +151,8 @@ class EndToEndLog:
     def add(self, model: str, episode: Episode) -> None:
         """Take in the next episode."""
         self._env_steps += len(episode)
+        if not episode.end_to_end:
+            return
         with open(self._path, "a") as file:
             for run_secs, whole in episode.end_to_end:
                 line = {"env_steps": self._env_steps, "model": model, "run_secs": run_secs, "end_to_end_secs": whole}

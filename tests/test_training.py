@@ -78,6 +78,7 @@ def train(path: Path, out: Path, target=HERE, extent: int = 4, **options):
 def test_a_training_goes_on_with_its_best_plan(chain, tmp_path):
     first = train(chain, tmp_path / "out", steps=20)
     assert first.models[0].run_secs_after < first.models[0].run_secs_before
+    assert not (tmp_path / "out" / "end_to_end.jsonl").exists(), "this reward runs nothing as a whole"
     again = train(chain, tmp_path / "out", steps=first.env_steps + 1, resume=True)
     assert again.env_steps > first.env_steps
     assert again.models[0].run_secs_after <= first.models[0].run_secs_after
