@@ -20,22 +20,24 @@ from rlflow_tvm.passes.rules import (
     transpose,
 )
 
-CATALOGUE: tuple[RewriteRule, ...] = (
-    *elementwise.RULES,
-    *matmul.RULES,
-    *convolution.RULES,
-    *transpose.RULES,
-    *concat.RULES,
-    *algebra.RULES,
-    *activation.RULES,
-    *normalise.RULES,
-    *attention.RULES,
-    *reduction.RULES,
-    *gather.RULES,
-    *conv_algebra.RULES,
-    *motion.RULES,
-    *layout.RULES,
-)
+FAMILIES: dict[str, tuple[RewriteRule, ...]] = {
+    "elementwise": elementwise.RULES,
+    "matmul": matmul.RULES,
+    "convolution": convolution.RULES,
+    "transpose": transpose.RULES,
+    "concat": concat.RULES,
+    "algebra": algebra.RULES,
+    "activation": activation.RULES,
+    "normalise": normalise.RULES,
+    "attention": attention.RULES,
+    "reduction": reduction.RULES,
+    "gather": gather.RULES,
+    "conv-algebra": conv_algebra.RULES,
+    "motion": motion.RULES,
+    "layout": layout.RULES,
+}
+
+CATALOGUE: tuple[RewriteRule, ...] = tuple(rule for rules in FAMILIES.values() for rule in rules)
 
 # Families whose rules, applied wherever they apply, come to an end; settling rules stand before opening ones.
 TERMINATING_FAMILIES: dict[str, tuple[str, ...]] = {"layout": layout.TERMINATING}

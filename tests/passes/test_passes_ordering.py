@@ -1,0 +1,181 @@
+"""Relax's passes and families of rules by name, and orders of them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.relax import op as rx
+
+from rlflow_tvm import ir
+from rlflow_tvm.errors import PlanError, RewriteError
+from rlflow_tvm.frontend import random_inputs
+from rlflow_tvm.frontend.corpus import CorpusGraph, corpus
+from rlflow_tvm.passes import ordering
+from rlflow_tvm.passes.graph import Graph
+from rlflow_tvm.passes.operations import Operations
+from rlflow_tvm.passes.ordering import CLEANING_ORDER, PASSES, OrderedPasses, apply_pass
+from rlflow_tvm.verify import flatten, range_error
+from tests.small_models import TARGET, bound, conv_chain, module
+
+
+def count(mod: tvm.IRModule) -> int:
+    return Operations.of(Graph.from_module(mod)).total
+
+
+def outputs(mod: tvm.IRModule, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    machine = relax.VirtualMachine(tvm.compile(mod, TARGET), tvm.cpu())
+    return [t.numpy() for t in flatten(machine["main"](*map(tvm.runtime.tensor, arrays)))]
+
+
+def twice_transposed() -> tvm.IRModule:
+    def body(emit, x, w):
+        y = emit(rx.permute_dims(emit(rx.permute_dims(x))))
+        a, b = emit(rx.matmul(y, w)), emit(rx.matmul(y, w))
+        emit(rx.exp(a))  # read by nothing
+        return rx.add(a, b)
+
+    return module({"x": (4, 6)}, {"w": (6, 8)}, body)
+
+
+def test_counts_are_of_what_is_done_at_run_time():
+    def body(emit, x, w):
+        scaled = emit(rx.exp(w))  # of weights alone
+        return rx.nn.softmax(emit(rx.matmul(x, scaled)))
+
+    told = Operations.of(Graph.from_module(module({"x": (4, 6)}, {"w": (6, 8)}, body)))
+    assert told.counts == {"relax.matmul": 1, "relax.nn.softmax": 1}
+    assert told.flops == 2 * 4 * 6 * 8 + 4 * 32
+    assert told.transcendentals == 32
+    assert told.written == 64
+
+
+def test_convolutions_and_pools_have_the_arithmetic_of_their_windows():
+    told = Operations.of(Graph.from_module(conv_chain()))
+    assert told.flops == 2 * (2 * 8 * 36 * 8 * 9) + 2 * 8 * 36
+
+    def pooled(emit, x):
+        return rx.nn.max_pool2d(x, pool_size=(2, 2), strides=(2, 2))
+
+    assert Operations.of(Graph.from_module(module({"x": (1, 8, 6, 6)}, {}, pooled))).flops == 8 * 9 * 4
+
+
+def test_passes_do_what_they_are_called():
+    mod = twice_transposed()
+    assert count(mod) == 6
+    assert count(apply_pass(mod, "DeadCodeElimination")) == 5
+    assert count(apply_pass(mod, "EliminateCommonSubexpr")) == 5
+    assert count(apply_pass(mod, "rules:transpose")) == 3  # a family also leaves out what is dead
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_every_pass_leaves_small_graphs_equal(name):
+    for mod in (twice_transposed(), conv_chain()):
+        made = apply_pass(mod, name)
+        rng = np.random.default_rng(0)
+        arrays = [
+            rng.standard_normal([int(e) for e in p.ty.shape.values]).astype("float32") for p in mod["main"].params
+        ]
+        assert range_error(outputs(made, arrays), outputs(mod, arrays)) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def slices() -> list[tuple[CorpusGraph, list[np.ndarray], list[np.ndarray]]]:
+    """A slice of each family's training, with arguments and what it gives for them."""
+    cut = {graph.family: graph for graph in corpus(draws=1) if graph.training and "." in graph.name}
+    found = []
+    for graph in cut.values():
+        arrays = list(random_inputs(_all_inputs(graph.mod), 0).values())
+        arrays = [np.abs(a) + np.asarray(0.5, a.dtype) if a.dtype.kind == "f" else a for a in arrays]  # roots, logs
+        found.append((graph, arrays, outputs(graph.mod, arrays)))
+    return found
+
+
+@pytest.mark.parametrize("order", [CLEANING_ORDER, tuple(reversed(PASSES))])
+def test_orders_leave_graphs_of_the_corpus_equal(order, slices):
+    for graph, arrays, expected in slices:
+        made = OrderedPasses(order)(graph.mod)
+        assert not tvm_ffi.structural_equal(made, graph.mod)
+        assert all(np.isfinite(e).mean() > 0.5 for e in expected)
+        assert range_error(outputs(made, arrays), expected) < 1e-3, graph.name
+
+
+def _all_inputs(mod: tvm.IRModule) -> tvm.IRModule:
+    func = mod["main"]
+    return tvm.IRModule({"main": func.with_attr("num_input", len(func.params))})
+
+
+def test_an_order_is_a_pass_for_modules_with_weights_in_them():
+    mod = bound(twice_transposed())
+    made = tvm.transform.Sequential([OrderedPasses(["DeadCodeElimination", "rules:transpose"])])(mod)
+    assert count(ir.detach(made).mod) == 3
+    assert len(made["main"].params) == 1
+    x = np.random.default_rng(1).standard_normal((4, 6)).astype("float32")
+    assert range_error(outputs(made, [x]), outputs(mod, [x])) < 1e-5
+
+
+def test_a_family_ends_and_gives_the_same_again():
+    mod = twice_transposed()
+    once = apply_pass(mod, "rules:transpose")
+    assert tvm_ffi.structural_equal(once, apply_pass(mod, "rules:transpose"))
+    assert tvm_ffi.structural_equal(once, apply_pass(once, "rules:transpose"))
+
+
+def test_a_pass_that_fails_is_an_error_that_names_it_and_left_out_of_an_order(monkeypatch, caplog):
+    @tvm.transform.module_pass(opt_level=0)
+    def broken(_mod, _context):
+        raise ValueError("it cannot be")
+
+    @tvm.transform.module_pass(opt_level=0)
+    def other_interface(mod, _context):
+        return relax.transform.BundleModelParams()(mod)
+
+    monkeypatch.setitem(ordering.PASSES, "Broken", lambda: broken)
+    monkeypatch.setitem(ordering.PASSES, "Other", lambda: other_interface)
+    mod = twice_transposed()
+    with pytest.raises(RewriteError, match=r"pass Broken fails: .*it cannot be"):
+        apply_pass(mod, "Broken")
+    with pytest.raises(RewriteError, match=r"pass Other changes what main takes"):
+        apply_pass(mod, "Other")
+    with caplog.at_level("WARNING", "rlflow_tvm"):
+        made = OrderedPasses(["Broken", "DeadCodeElimination"])(mod)
+    assert count(made) == 5
+    assert "pass Broken fails" in caplog.text
+
+
+def test_what_loses_the_form_of_a_graph_is_refused(monkeypatch):
+    monkeypatch.setitem(ordering.PASSES, "ToNonDataflow", relax.transform.ToNonDataflow)
+    with pytest.raises(RewriteError, match=r"pass ToNonDataflow: .*one dataflow block"):
+        apply_pass(twice_transposed(), "ToNonDataflow")
+
+
+def test_an_order_is_saved_and_loaded(tmp_path):
+    path = tmp_path / "order.json"
+    OrderedPasses(CLEANING_ORDER).save(path)
+    assert OrderedPasses.load(path).order == CLEANING_ORDER
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "no such file"),
+        ("{", "no file of ordered passes"),
+        ("[]", "format None"),
+        (json.dumps({"format": 9}), "format 9 of ordered passes, this version reads 1"),
+        (json.dumps({"format": 1, "passes": "x"}), "damaged"),
+        (json.dumps({"format": 1, "passes": ["Nonesuch"]}), "no pass is called 'Nonesuch'"),
+    ],
+)
+def test_files_that_are_none_are_told(tmp_path, text, told):
+    path = tmp_path / "order.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(PlanError, match=re.escape(told)) as raised:
+        OrderedPasses.load(path)
+    assert str(path) in str(raised.value)
