@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlflow_tvm.passes.matcher import RuleSet
+from rlflow_tvm.passes.ordering import OrderedPasses
 from rlflow_tvm.passes.plan import Plan
 from rlflow_tvm.passes.proofs import catalogue_proofs, require_proofs
 from rlflow_tvm.passes.rule import RewriteRule
@@ -21,5 +22,5 @@ def default_rules(lanes: int = 16) -> RuleSet:
 
 
 __all__ = [
-    "CATALOGUE", "GraphState", "Plan", "RewriteAction", "RewriteRule", "RuleSet", "Site", "default_rules",
+    "CATALOGUE", "GraphState", "OrderedPasses", "Plan", "RewriteAction", "RewriteRule", "RuleSet", "Site", "default_rules",
 ]  # fmt: skip
