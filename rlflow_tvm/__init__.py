@@ -40,6 +40,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "passes":  # the room, for `passes.OrderedPasses`
+        return importlib.import_module("rlflow_tvm.passes")
     if name not in _HOMES:
         raise AttributeError(f"module 'rlflow_tvm' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -22,5 +22,6 @@ def default_rules(lanes: int = 16) -> RuleSet:
 
 
 __all__ = [
-    "CATALOGUE", "GraphState", "OrderedPasses", "Plan", "RewriteAction", "RewriteRule", "RuleSet", "Site", "default_rules",
+    "CATALOGUE", "GraphState", "OrderedPasses", "Plan", "RewriteAction", "RewriteRule", "RuleSet", "Site",
+    "default_rules",
 ]  # fmt: skip

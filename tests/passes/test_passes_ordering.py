@@ -12,6 +12,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.relax import op as rx
 
+import rlflow_tvm
 from rlflow_tvm import ir
 from rlflow_tvm.errors import PlanError, RewriteError
 from rlflow_tvm.frontend import random_inputs
@@ -157,7 +158,7 @@ def test_what_loses_the_form_of_a_graph_is_refused(monkeypatch):
 def test_an_order_is_saved_and_loaded(tmp_path):
     path = tmp_path / "order.json"
     OrderedPasses(CLEANING_ORDER).save(path)
-    assert OrderedPasses.load(path).order == CLEANING_ORDER
+    assert rlflow_tvm.passes.OrderedPasses.load(path).order == CLEANING_ORDER
     assert list(tmp_path.iterdir()) == [path]
 
 
