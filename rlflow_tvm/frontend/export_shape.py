@@ -23,7 +23,8 @@ def _reshape(w: Writer, call: relax.Call, args: list[Any]) -> str:
 def _permute(w: Writer, call: relax.Call, args: list[Any]) -> str:
     rank = len(shape_of(call))
     axes = call.attrs.axes
-    return w.node("Transpose", args[0], perm=list(range(rank))[::-1] if axes is None else axes_of(axes, rank))
+    order = list(range(rank))[::-1] if axes is None else axes_of(axes, rank)
+    return w.node("Transpose", args[0], perm=order) if order else args[0]
 
 
 def _expand_dims(w: Writer, call: relax.Call, args: list[Any]) -> str:

@@ -216,6 +216,8 @@ def _roi_align(w: Writer, call: relax.Call, args: list[Any]) -> str:
     if str(attrs.layout) != "NCHW" or str(attrs.mode) != "avg":
         raise w.refusal(f"its layout is {attrs.layout}, its mode {attrs.mode}: NCHW and avg are exported")
     image, box = w.node_of("Split", [args[1], w.ints([1, 4])], 2, axis=1)
+    if attrs.aligned:  # TVM leaves it to the caller to move the box by half a pixel, ONNX moves it after scaling
+        box = w.node("Add", box, w.number(0.5 / float(attrs.spatial_scale), dtype_of(call.args[1])))
     height, width = _numbers(attrs.pooled_size)
     return w.node(
         "RoiAlign", args[0], box, w.cast(w.reshape(image, [-1]), "int64"),

@@ -65,6 +65,8 @@ def relayout(writer: Writer, x: str, shape: Sequence[int], source: str, to: str)
         return known
     before, after = _parts(source), _parts(to)
     extents = dict(zip(before, shape, strict=True))
+    if any(int(part[:-1]) != extent for part, extent in extents.items() if not part.isupper()):
+        raise writer.refusal(f"{tuple(shape)} is no shape in the layout {source}")
     if is_plain(to):
         order = [part for axis in after for part in before if _axis(part) == axis]
         result = _transpose(writer, x, [before.index(part) for part in order])
@@ -101,27 +103,28 @@ def layouts_of(index_map: tirx.IndexMap) -> tuple[str, str] | None:
 
 
 def _blocked(initial: Sequence[tirx.Var], final: Sequence[tvm.ir.Expr], letters: str) -> str | None:
-    """The layout of indices i, i // b and i % b of axes i."""
-    found = []
+    """The layout of indices i, i // b and i % b of axes i, and 0 where a block is of one."""
+    parts, divided = [], []
     for expr in final:
+        if isinstance(expr, tirx.IntImm) and int(expr) == 0:
+            parts.append(f"1{letters[0].lower()}")
+            continue
         base, block = (expr.a, expr.b) if isinstance(expr, tirx.FloorDiv | tirx.FloorMod) else (expr, None)
         place = next((i for i, var in enumerate(initial) if var.same_as(base)), None)
         if place is None or not (block is None or isinstance(block, tirx.IntImm)):
             return None
-        mod = isinstance(expr, tirx.FloorMod)
-        found.append(f"{int(block)}{letters[place].lower()}" if mod and block is not None else letters[place])
-    blocks = {_axis(part): part for part in found if not part.isupper()}
-    for expr, part in zip(final, found, strict=True):
-        if isinstance(expr, tirx.FloorDiv) and blocks.get(part) != f"{int(expr.b)}{part.lower()}":
-            return None
-    plain = [part for part in found if part.isupper()]
-    divided = {part for expr, part in zip(final, found, strict=True) if isinstance(expr, tirx.FloorDiv)}
-    whole = sorted(plain) == sorted(letters) and len(set(found)) == len(found) and divided == set(blocks)
-    return "".join(found) if whole else None
+        letter = letters[place]
+        part = f"{int(block)}{letter.lower()}" if isinstance(block, tirx.IntImm) else letter
+        divided += [part] if isinstance(expr, tirx.FloorDiv) else []
+        parts.append(part if isinstance(expr, tirx.FloorMod) else letter)
+    blocks = [part for part in parts if not part.isupper() and not part.startswith("1")]
+    plain = [part for part in parts if part.isupper()]
+    whole = sorted(plain) == sorted(letters) and sorted(blocks) == sorted(divided) and len(set(parts)) == len(parts)
+    return "".join(parts) if whole else None
 
 
 def _joined(initial: Sequence[tirx.Var], final: Sequence[tvm.ir.Expr], letters: str) -> str | None:
-    """The layout of indices of which a final one is i, or i * b + k."""
+    """The layout of indices of which a final one is i, i * b + k, or i + k where a block is of one."""
     parts: list[str | None] = [None] * len(initial)
 
     def name(var: tvm.ir.Expr, part: str) -> bool:
@@ -132,9 +135,10 @@ def _joined(initial: Sequence[tirx.Var], final: Sequence[tvm.ir.Expr], letters: 
         return True
 
     for expr, letter in zip(final, letters, strict=True):
-        if isinstance(expr, tirx.Add) and isinstance(expr.a, tirx.Mul) and isinstance(expr.a.b, tirx.IntImm):
-            block = f"{int(expr.a.b)}{letter.lower()}"
-            if not (name(expr.a.a, letter) and name(expr.b, block)):
+        if isinstance(expr, tirx.Add):
+            scaled = isinstance(expr.a, tirx.Mul) and isinstance(expr.a.b, tirx.IntImm)
+            outer, block = (expr.a.a, int(expr.a.b)) if scaled else (expr.a, 1)
+            if not (name(outer, letter) and name(expr.b, f"{block}{letter.lower()}")):
                 return None
         elif not name(expr, letter):
             return None
