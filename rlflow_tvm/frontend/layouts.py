@@ -117,7 +117,7 @@ def _blocked(initial: Sequence[tirx.Var], final: Sequence[tvm.ir.Expr], letters:
         part = f"{int(block)}{letter.lower()}" if isinstance(block, tirx.IntImm) else letter
         divided += [part] if isinstance(expr, tirx.FloorDiv) else []
         parts.append(part if isinstance(expr, tirx.FloorMod) else letter)
-    blocks = [part for part in parts if not part.isupper() and not part.startswith("1")]
+    blocks = [part for part in parts if not part.isupper() and part[:-1] != "1"]
     plain = [part for part in parts if part.isupper()]
     whole = sorted(plain) == sorted(letters) and sorted(blocks) == sorted(divided) and len(set(parts)) == len(parts)
     return "".join(parts) if whole else None
