@@ -43,8 +43,8 @@ def to_onnx(mod: tvm.IRModule, *, opset: int = OPSET) -> onnx.ModelProto:
     Inputs and outputs have the names, in the order, that they had in the file that the module was imported from; in a
     module of another origin inputs are called as the parameters are, outputs `output`, or `output_0` and so on. Shapes
     are static, as rewrites made them: `from_onnx` lets no dynamic dimension through. Constants become initialisers, one
-    for each however often it is read, and what is computed from them alone is computed now. Layouts that ONNX does not have are written as reshapes and transposes. The model
-    has passed `onnx.checker` with its shape and type inference.
+    for each however often it is read, and what is computed from them alone is computed now. Layouts that ONNX does not
+    have are written as reshapes and transposes. The model has passed `onnx.checker` with its shape and type inference.
 
     An index that is out of bounds, which `take` wraps round or reads, is an error of the runtime in ONNX.
 
@@ -179,10 +179,9 @@ def _checked(graph: Graph) -> onnx.ModelProto:
         onnx.checker.check_model(skeleton, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise FrontendError(
-            f"the module cannot be exported to ONNX: {one_line(error)}: if the operator named takes its operands' type, "
-            "this is a bug, please report it with the model"
+            f"the module cannot be exported to ONNX: {one_line(error)}: cast what the operator named takes no operands "
+            "of; where it does take them this is a bug, please report it"
         ) from error
     for name, array in graph.constants.items():
         graph.model.graph.initializer.append(numpy_helper.from_array(array, name))
     return graph.model
-

@@ -188,7 +188,8 @@ def _eye(w: Writer, call: relax.Call, args: list[Any]) -> str:
 
 
 def _eye_like(w: Writer, call: relax.Call, args: list[Any]) -> str:
-    return w.constant(np.eye(*shape_of(call), int(call.args[1])).astype(numpy_dtype(dtype_of(call))))
+    rows, columns = shape_of(call)
+    return w.constant(np.eye(rows, columns, int(call.args[1])).astype(numpy_dtype(dtype_of(call))))
 
 
 def _triangle(upper: int) -> Exporter:

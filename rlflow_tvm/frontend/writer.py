@@ -114,9 +114,8 @@ def dtype_of(expr: relax.Expr) -> str:
     return str(expr.ty.dtype)
 
 
-def axes_of(given: object, rank: int) -> list[int]:
+def axes_of(given: Any, rank: int) -> list[int]:
     """An attribute of axes (None for all, a number, a list) as a list counted from the front."""
     if given is None:
         return list(range(rank))
-    many = [given] if isinstance(given, int) or not hasattr(given, "__iter__") else list(given)
-    return [int(axis) % rank for axis in many]  # type: ignore[call-overload]
+    return [int(axis) % rank for axis in (given if hasattr(given, "__iter__") else [given])]

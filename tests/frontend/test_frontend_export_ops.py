@@ -47,7 +47,9 @@ def _same(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
     assert len(found) == len(expected)
     for a, b in zip(found, expected, strict=True):
         assert a.dtype == b.dtype
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(b[np.isfinite(b)]).max(initial=0))))
+        np.testing.assert_allclose(
+            a, b, rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(b[np.isfinite(b)]).max(initial=0)))
+        )
 
 
 @pytest.fixture(scope="module")
@@ -141,9 +143,7 @@ def test_what_a_rule_makes_computes_what_tvm_computes(name: str, rewritten) -> N
     pair, arguments, expected = rewritten[name]
     func = pair.after
     given = dict(zip((param.name for param in func.params), arguments, strict=True))
-    weights = {
-        p.name: tvm.runtime.tensor(given[p.name]) for p in func.params[ir.num_inputs(func) :]
-    }
+    weights = {p.name: tvm.runtime.tensor(given[p.name]) for p in func.params[ir.num_inputs(func) :]}
     model = to_onnx(ir.Detached(tvm.IRModule({"main": func}), weights).bind())
     inputs = [i.name for i in model.graph.input]
     assert inputs == [param.name for param in func.params[: ir.num_inputs(func)]]
