@@ -29,6 +29,7 @@ for _error in errors.RlflowError.__subclasses__():
 # Loaded when first used: a build that only replays a plan needs neither measuring nor environments.
 _HOMES = {
     "from_onnx": "rlflow_tvm.frontend",
+    "to_onnx": "rlflow_tvm.frontend",
     "Superoptimize": "rlflow_tvm.superoptimize",
     "ApplyPlan": "rlflow_tvm.replay",
     "compile": "rlflow_tvm.replay",

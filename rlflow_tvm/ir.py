@@ -61,26 +61,32 @@ def single_block(func: relax.Function) -> list[relax.Binding]:
 def check_static(func: relax.Function) -> None:
     """UsageError for the first variable of `func` that has a shape which is not static."""
     for var in (*func.params, *(binding.var for binding in single_block(func))):
-        if not _is_static(var.ty):
+        if not is_static(var.ty):
             raise UsageError(
                 f"{var.name} is of type {var.ty}, and only static shapes can be rewritten: import the model with "
                 "from_onnx(..., shapes={...}), or run relax.transform.BindSymbolicVars first"
             )
 
 
-def _is_static(ty: relax.Type) -> bool:
+def is_static(ty: relax.Type) -> bool:
+    """Whether all extents of tensors of the type are numbers."""
     if isinstance(ty, relax.TupleType):
-        return all(_is_static(field) for field in ty.fields)
+        return all(is_static(field) for field in ty.fields)
     if not isinstance(ty, relax.TensorType):
         return True
     return isinstance(ty.shape, relax.ShapeExpr) and all(isinstance(e, tvm.tirx.IntImm) for e in ty.shape.values)
 
 
-def detach(mod: tvm.IRModule) -> Detached:
-    """Bring `mod` into the working form; constants become parameters in the order of their first use."""
+def main_of(mod: tvm.IRModule) -> relax.Function:
+    """The function `main`; UsageError without one."""
     if "main" not in {gv.name_hint for gv in mod.get_global_vars()}:
         raise UsageError("the module has no function main: rename the entry function to main")
-    func = mod["main"]
+    return mod["main"]
+
+
+def detach(mod: tvm.IRModule) -> Detached:
+    """Bring `mod` into the working form; constants become parameters in the order of their first use."""
+    func = main_of(mod)
     if not isinstance(func.body, relax.SeqExpr) or len(func.body.blocks) != 1:
         mod = relax.transform.CanonicalizeBindings()(relax.transform.ConvertToDataflow(1)(mod))
         func = mod["main"]

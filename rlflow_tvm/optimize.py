@@ -1,4 +1,4 @@
-"""`python -m rlflow_tvm.optimize`: search for a faster equal graph, save the plan."""
+"""`python -m rlflow_tvm.optimize`: search for a faster equal graph, save the plan, write it as an ONNX model."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def main(
     search: Annotated[str, typer.Option(help=cli.SEARCH_HELP)] = "greedy",
     agent: Annotated[Path | None, typer.Option(help="A trained agent's checkpoint, used in place of --search.")] = None,
     plan: Annotated[Path | None, typer.Option(help="Write the plan to this JSON file.")] = None,
+    onnx: Annotated[Path | None, typer.Option(help="Write the optimised model to this ONNX file.")] = None,
     target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
     rpc: cli.RpcOption = None,
     rpc_key: cli.RpcKeyOption = None,
@@ -33,13 +34,15 @@ def main(
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
 ) -> None:
-    """Find substitutions that make MODEL faster, check that its outputs stay the same, and save them as a plan."""
-    for path in (plan, json):
+    """Find substitutions that make MODEL faster, check that its outputs stay the same, and save them as a plan
+    or the whole as an ONNX model."""
+    for path in (plan, onnx, json):
         cli.check_writable(path)
     tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
     from rlflow_tvm.cost import LEAST_TRIALS, CostModel, KernelDatabase, PredictionPolicy, default_path
     from rlflow_tvm.errors import UsageError
-    from rlflow_tvm.frontend import from_onnx
+    from rlflow_tvm.exporting import export
+    from rlflow_tvm.frontend import from_onnx, to_onnx
     from rlflow_tvm.search import Budget, make_search
     from rlflow_tvm.superoptimize import agent_search, optimize
 
@@ -48,7 +51,10 @@ def main(
     policy = PredictionPolicy(share=predict)
     spend = None if budget is None else Budget.parse(budget)
     method = make_search(search, seed, spend) if agent is None else agent_search(agent, seed, spend)
-    mod = from_onnx(cli.model_path(model), shapes)
+    file = cli.model_path(model)
+    mod = from_onnx(file, shapes)
+    if onnx is not None:
+        to_onnx(mod)  # what cannot be exported is told now, not after the search
     with (
         KernelDatabase(default_path()) as database,
         CostModel(tvm_target, database, policy=policy, remote=remote) as cost_model,
@@ -104,6 +110,12 @@ def main(
         print(f"rlflow_tvm.compile(mod, target, database={str(default_path())!r}{where}) uses the faster schedules")
     if plan is not None:
         print(f"plan written to {plan}")
+    if onnx is not None:
+        error = export(result.state.bound(), onnx, file, seed)
+        said = (
+            "not run, for want of onnxruntime" if error is None else f"differs from {file.name} by {error:.1e} of range"
+        )
+        print(f"model written to {onnx} ({said})")
 
 
 def _kernels(result: SearchResult) -> str:

@@ -30,6 +30,8 @@ class Graph:
     label: str
     types: dict[str, onnx.TypeProto.Tensor] = field(default_factory=dict)
     """Inferred tensor type of each value (filled by `infer_types`)."""
+    called: tuple[str, ...] = ()
+    """What the file calls the outputs: cleaning may take another value for one."""
 
     @property
     def nodes(self) -> list[onnx.NodeProto]:
@@ -123,7 +125,7 @@ def split(model: onnx.ModelProto, label: str) -> Graph:
     light.graph.sparse_initializer.extend(graph.sparse_initializer)
     light.graph.node.extend(graph.node)
     name_nodes(light.graph)
-    return Graph(light, constants, label)
+    return Graph(light, constants, label, called=tuple(output.name for output in graph.output))
 
 
 def _array(tensor: onnx.TensorProto, label: str) -> np.ndarray:

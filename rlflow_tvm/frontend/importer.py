@@ -22,7 +22,7 @@ from rlflow_tvm.frontend.clean import Shapes, clean
 from rlflow_tvm.frontend.converters import CONVERTERS
 from rlflow_tvm.frontend.graph import Graph, attributes
 from rlflow_tvm.frontend.load import load_onnx, one_line
-from rlflow_tvm.frontend.names import parameter_names
+from rlflow_tvm.frontend.names import Names, parameter_names, with_names
 
 _MICROSOFT = frozenset(
     {"BiasGelu", "EmbedLayerNormalization", "FastGelu", "Gelu", "MatMulInteger16", "SkipLayerNormalization"}
@@ -128,7 +128,8 @@ def import_graph(graph: Graph) -> tvm.IRModule:
     weights = {p: tvm.runtime.tensor(np.ascontiguousarray(aside[p.name])) for p in func.params[count:]}
     out = tvm.IRModule(dict(mod.functions_items()))
     out["main"] = func.bind_params(weights).with_attr("num_input", count)
-    return _tidy(out, graph)
+    names = Names(tuple(i.name for i in graph.model.graph.input), graph.called)
+    return with_names(_tidy(out, graph), names)
 
 
 def _tidy(mod: tvm.IRModule, graph: Graph) -> tvm.IRModule:

@@ -65,7 +65,7 @@ def _specs(mod: tvm.IRModule) -> dict[str, _Spec]:
     for p in inputs:
         if not isinstance(p.ty.shape, relax.ShapeExpr) or not all(isinstance(d, tvm.tirx.IntImm) for d in p.ty.shape):
             raise FrontendError(f"input {p.name!r} has a dynamic shape: import the model with shapes={{...}}")
-        specs[p.name] = _Spec(tuple(int(d) for d in p.ty.shape), _numpy_dtype(str(p.ty.dtype)), bounds.get(p.name))
+        specs[p.name] = _Spec(tuple(int(d) for d in p.ty.shape), numpy_dtype(str(p.ty.dtype)), bounds.get(p.name))
     return specs
 
 
@@ -73,5 +73,6 @@ def _tighten(bounds: dict[str, int], name: str, bound: int) -> None:
     bounds[name] = min(bound, bounds.get(name, bound))
 
 
-def _numpy_dtype(name: str) -> np.dtype:
+def numpy_dtype(name: str) -> np.dtype:
+    """`np.dtype`, for bfloat16 too."""
     return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
