@@ -19,7 +19,20 @@ def main(
             "input of that shape: several such are one model at several shapes."
         ),
     ] = None,
-    agent: Annotated[str, typer.Option(help="ppo, world-model or candidate.")] = "ppo",
+    agent: Annotated[
+        str,
+        typer.Option(
+            help="ppo, world-model or candidate; for pass-ordering ppo, a2c, dqn, trpo or maskable-ppo, which need "
+            "rlflow_tvm[sb3]."
+        ),
+    ] = "ppo",
+    env: Annotated[
+        str,
+        typer.Option(
+            help="What is learnt: rewriting, by our rules; pass-ordering, of TVM's passes and families of our rules, "
+            "on the operations of MODELS or without any of a corpus."
+        ),
+    ] = "rewriting",
     preset: Annotated[
         str | None, typer.Option(help="Settings of a paper instead of the defaults: x-rlflow, for candidate.")
     ] = None,
@@ -28,15 +41,22 @@ def main(
     rpc_key: cli.RpcKeyOption = None,
     shape: Annotated[list[str] | None, typer.Option(help="NAME=1,3,224,224 for a model with dynamic shapes.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Environment steps, counted over all runs of this folder.")] = 2000,
-    horizon: Annotated[int, typer.Option(min=1, help="Steps after which an episode is cut off.")] = 200,
+    horizon: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps after which an episode is cut off.", show_default="200, of passes 32"),
+    ] = None,
     start: Annotated[
         Path | None, typer.Option(help="A plan for MODEL that `optimize` wrote: episodes may begin at its graph.")
     ] = None,
     predict: cli.PredictOption = 0.0,
     reward: Annotated[
-        str,
-        typer.Option(help="What a step earns: incremental, relative, mixed, end-to-end, improvement or shaped."),
-    ] = "improvement",
+        str | None,
+        typer.Option(
+            help="What a step earns: incremental, relative, mixed, end-to-end, improvement or shaped; for "
+            "pass-ordering saving, or count, the paper's.",
+            show_default="improvement, of passes saving",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the agent, the best plan and the logs.")] = Path("runs/train"),
     workers: Annotated[
@@ -51,6 +71,8 @@ def main(
 ) -> None:
     """Train an agent on MODELS and leave OUT/agent.safetensors, OUT/best.plan.json, and logs for TensorBoard.
 
+    An agent for pass-ordering leaves OUT/best.order.json in place of a plan.
+
     Neither --workers nor --ray changes what is trained, given the same kernel times.
     """
     cli.check_writable(json)
@@ -58,8 +80,24 @@ def main(
     from rlflow_tvm.agents import agent_kind
     from rlflow_tvm.errors import UsageError
     from rlflow_tvm.frontend import split_shapes
-    from rlflow_tvm.training import train_on_models
+    from rlflow_tvm.training import REWARD, train_on_models
 
+    if env not in ("rewriting", "pass-ordering"):
+        raise UsageError(f"no environment is called {env!r}: there are rewriting, pass-ordering")
+    if env == "pass-ordering":
+        given: dict[str, object] = {
+            "--preset": preset,
+            "--rpc": rpc,
+            "--start": start,
+            "--workers": workers,
+            "--ray": ray,
+        }
+        given |= {"--predict": predict or None, "--resume": resume or None, "--target": None if target == "llvm" else 1}
+        unfit = [name for name, value in given.items() if value is not None]
+        if unfit:
+            raise UsageError(f"{unfit[0]} does not go with --env pass-ordering: leave it out")
+        _order_passes(models, agent, steps, seed, out, shapes, reward or "saving", horizon or 32, json)
+        return
     names = models or ["zoo:demo"]
     if start is not None and len(names) != 1:
         raise UsageError("--start is a plan for one model: train on that one alone")
@@ -74,14 +112,43 @@ def main(
             out=out,
             resume=resume,
             shapes=shapes,
-            horizon=horizon,
+            horizon=horizon or 200,
             predict=predict,
             starts=None if start is None else {names[0]: start},
-            reward=reward,
+            reward=reward or REWARD,
             settings=None if preset is None else agent_kind(agent).preset(preset),
             progress=bar,
             workers=workers,
             ray=ray,
+        )
+    cli.write_json(json, outcome.to_json())
+    for line in outcome.lines():
+        print(line)
+
+
+def _order_passes(
+    models: list[str] | None,
+    agent: str,
+    steps: int,
+    seed: int,
+    out: Path,
+    shapes: dict[str, tuple[int, ...]],
+    reward: str,
+    horizon: int,
+    json: Path | None,
+) -> None:
+    from rlflow_tvm.frontend import import_models, split_shapes
+    from rlflow_tvm.frontend.corpus import corpus
+    from rlflow_tvm.ordering import train_on_graphs
+
+    with cli.progress_bar("training") as bar:
+        if models:
+            graphs = import_models({name: cli.model_path(split_shapes(name)[0]) for name in models}, shapes)
+        else:
+            bar(0, steps, "making the corpus")
+            graphs = {graph.name: graph.mod for graph in corpus() if not graph.test}
+        outcome = train_on_graphs(
+            graphs, agent, steps=steps, seed=seed, out=out, reward=reward, horizon=horizon, progress=bar
         )
     cli.write_json(json, outcome.to_json())
     for line in outcome.lines():

@@ -32,7 +32,10 @@ ROOMS: dict[str, set[str]] = {
 """Room -> the rooms it is built on. It may import those, and the ones that they are built on."""
 
 COMMANDS = {"train", "optimize", "compare", "rules"}
-AGENT_LIBRARIES = {"torch", "dgl", "gymnasium", "numpy", "safetensors", "tensorboard", "ray"}
+AGENT_LIBRARIES = {
+    *("torch", "dgl", "gymnasium", "numpy", "safetensors", "tensorboard", "ray"),
+    *("stable_baselines3", "sb3_contrib"),
+}
 EXTRAS = {
     "torch",
     "dgl",

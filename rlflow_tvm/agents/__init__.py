@@ -14,6 +14,7 @@ from rlflow_tvm.agents.registry import AGENTS, AgentKind, agent_kind, kind_in, l
 if TYPE_CHECKING:
     from rlflow_tvm.agents.act import Agent
     from rlflow_tvm.agents.config import PPOConfig
+    from rlflow_tvm.agents.ordering import OrderingAgent, train_ordering
     from rlflow_tvm.agents.pool import Workers
     from rlflow_tvm.agents.rollout import Episode
     from rlflow_tvm.agents.training import TrainingResult, train
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "Agent": "rlflow_tvm.agents.act",
     "Episode": "rlflow_tvm.agents.rollout",
+    "OrderingAgent": "rlflow_tvm.agents.ordering",
     "PPOConfig": "rlflow_tvm.agents.config",
     "TrainingResult": "rlflow_tvm.agents.training",
     "Workers": "rlflow_tvm.agents.pool",
     "train": "rlflow_tvm.agents.training",
+    "train_ordering": "rlflow_tvm.agents.ordering",
 }
 
 __all__ = [
@@ -32,6 +35,7 @@ __all__ = [
     "Agent",
     "AgentKind",
     "Episode",
+    "OrderingAgent",
     "PPOConfig",
     "TrainingResult",
     "Workers",
@@ -39,6 +43,7 @@ __all__ = [
     "kind_in",
     "load_agent",
     "train",
+    "train_ordering",
 ]
 
 

@@ -111,6 +111,7 @@ def named(reference: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
+        extra = "sb3" if error.name in ("stable_baselines3", "sb3_contrib") else "agents"
         raise AgentError(
-            f"agents need {error.name}, which is not installed; pip install rlflow_tvm[agents] (Python 3.11)"
+            f"agents need {error.name}, which is not installed; pip install rlflow_tvm[{extra}] (Python 3.11)"
         ) from error

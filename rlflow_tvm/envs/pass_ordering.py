@@ -26,8 +26,8 @@ from rlflow_tvm.passes.ordering import PASSES
 Objective = Callable[[tvm.IRModule, Operations], float]
 """What there is to be little of, of a module in the working form."""
 
-METRICS = 4
-"""How many numbers of an observation tell of more than operations: see `PassOrderingEnv`."""
+METRICS = 3
+"""How many numbers of an observation, at its end, tell of more than operations: see `PassOrderingEnv`."""
 
 _OTHERS = "other"
 
@@ -63,16 +63,17 @@ class PassOrderingEnv(gymnasium.Env[np.ndarray, np.int64]):
     from then on (while the episode is at this module). So it does with a pass that changed nothing.
 
     Observation, float32: for each of `operators` log(1 + how many there are at run time); for each pass whether it is
-    masked; then `METRICS` numbers: logarithms of what is left of the start's objective, FLOPs and transcendental
-    elements, and how much of the horizon is left.
+    masked; how much of the horizon is left; then `METRICS` numbers: logarithms of what is left of the start's
+    objective, FLOPs and transcendental elements.
 
     Rewards, with m the objective (`operation_count` by default) and m0 that of the start: `reward="count"` is the
     paper's, -m/m0 after each step; stop pays, discounted by `gamma`, what the steps left would have. `reward="saving"`
     is (m(before) - m(after))/m0. With `shaping`, F = gamma phi(after) - phi(before) is added (Ng et al. 1999), phi
     being minus the mean of what is left of the start's FLOPs and transcendental elements, and 0 at the end.
 
-    `info`: operations, flops, transcendentals, objective, `pass_secs` (of the pass, when it was done first), graph (its
-    name), order (the passes that changed the module), `best_order` and `best_objective` (the cheapest on the way).
+    `info`: operations, flops, transcendentals, objective, `start_objective`, `pass_secs` (of the pass, when it was
+    done first), graph (its name), order (the passes that changed the module), `best_order` and `best_objective` (the
+    cheapest on the way).
 
     Args:
         graphs: name -> module, bound or in the working form.
@@ -106,14 +107,22 @@ class PassOrderingEnv(gymnasium.Env[np.ndarray, np.int64]):
         self.names, self.passes, self.operators = tuple(graphs), tuple(passes), operator_names()
         self.horizon, self.gamma, self.render_mode = horizon, gamma, render_mode
         self.refusals: dict[tuple[str, str], str] = {}
-        self._reward, self._shaping = reward, shaping
+        self._reward, self._shaping, self._objective = reward, shaping, objective
         self._starts = [ir.detach(mod).mod for mod in graphs.values()]
         self._number = {name: i for i, name in enumerate(self.operators)}
         self._states = OrderingStates(objective)
         self.action_space = spaces.Discrete(len(self.passes) + 1)
-        size = len(self.operators) + len(self.passes) + METRICS
+        size = len(self.operators) + len(self.passes) + 1 + METRICS
         self.observation_space = spaces.Box(-100.0, 100.0, (size,), np.float32)  # logarithms
         self._key: int | None = None
+
+    def start(self, graph: str) -> tvm.IRModule:
+        """The module that episodes of this graph begin with, in the working form."""
+        return self._starts[self.names.index(graph)]
+
+    def objective(self, mod: tvm.IRModule) -> float:
+        """Of a module in the working form."""
+        return self._objective(mod, Operations.of(Graph.from_module(mod)))
 
     @property
     def module(self) -> tvm.IRModule:
@@ -203,10 +212,10 @@ class PassOrderingEnv(gymnasium.Env[np.ndarray, np.int64]):
         for name, count in facts.operations.counts.items():
             counts[self._number.get(name, len(counts) - 1)] += count
         told = (
+            self._left / self.horizon,
             np.log(self._scaled(facts)) if facts.objective > 0 else 0.0,
             np.log1p(facts.operations.flops) - np.log1p(first.flops),
             np.log1p(facts.operations.transcendentals) - np.log1p(first.transcendentals),
-            self._left / self.horizon,
         )
         return np.concatenate([np.log1p(counts), self._masked, told]).astype(np.float32)
 
@@ -218,6 +227,7 @@ class PassOrderingEnv(gymnasium.Env[np.ndarray, np.int64]):
             "flops": facts.operations.flops,
             "transcendentals": facts.operations.transcendentals,
             "objective": facts.objective,
+            "start_objective": self._first.objective,
             "pass_secs": secs,
             "order": self._order,
             "best_objective": self._best[0],

@@ -109,6 +109,18 @@ def _interface(func: relax.Function) -> tuple[object, ...]:
     return ir.num_inputs(func), str(func.ret_ty), *((param.name, str(param.ty)) for param in func.params)
 
 
+def applied(order: Sequence[str], mod: tvm.IRModule) -> tvm.IRModule:
+    """`mod` (bound or in the working form) after the passes, but for those that fail on it, which is logged."""
+    start = ir.detach(mod)  # passes are quick where no weights are hashed and compared
+    made = start.mod
+    for name in order:
+        try:
+            made = apply_pass(made, name)
+        except RewriteError as error:
+            log.warning("%s; it is left out", error)
+    return start.bind(made)
+
+
 @tvm.transform.module_pass(opt_level=0, name="rlflow_tvm.OrderedPasses")
 class OrderedPasses:
     """Passes of `PASSES`, one after another, as one pass for any TVM pipeline. One that fails on a module is left out
@@ -124,14 +136,7 @@ class OrderedPasses:
         self.order = tuple(order)
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        start = ir.detach(mod)  # passes are quick where no weights are hashed and compared
-        made = start.mod
-        for name in self.order:
-            try:
-                made = apply_pass(made, name)
-            except RewriteError as error:
-                log.warning("%s; it is left out", error)
-        return start.bind(made)
+        return applied(self.order, mod)
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, atomically; PlanError where that cannot be."""

@@ -57,7 +57,7 @@ def test_an_episode_is_told_by_its_operations():
     assert info["pass_secs"] > 0
     assert info["order"] == info["best_order"] == ("DeadCodeElimination",)
     assert observation[-METRICS] == pytest.approx(np.log(5 / 6))
-    assert observation[-1] == pytest.approx(31 / 32)
+    assert observation[-METRICS - 1] == pytest.approx(31 / 32)
     assert "83.3 %" in env.render()
 
 

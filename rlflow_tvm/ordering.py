@@ -1,0 +1,173 @@
+"""Learning orders of passes: training on graphs, the order best for all of them, the trained agent as a pass."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from rlflow_tvm.envs import PassOrderingEnv
+from rlflow_tvm.envs.pass_ordering import METRICS
+from rlflow_tvm.errors import AgentError, UsageError
+from rlflow_tvm.passes import OrderedPasses
+from rlflow_tvm.passes.ordering import PASSES, applied
+
+CHECKPOINT, ORDER, LOG = "agent.safetensors", "best.order.json", "progress.jsonl"
+_CANDIDATES, _TRIED_ON = 8, 32
+_EPISODES_A_LINE = 20
+
+
+@dataclass(frozen=True)
+class OrderingOutcome:
+    """What a training left behind. `left`: the geometric mean over the graphs it was trained on of what is left of the
+    objective after the agent's own orders; `common_left`: after the order in `order`, which is one for all."""
+
+    agent: str
+    seed: int
+    graphs: int
+    env_steps: int
+    episodes: int
+    left: float
+    common_left: float
+    order: str
+    checkpoint: str
+    wall_secs: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The outcome for a person."""
+        return [
+            f"{self.graphs} graphs: {100 * self.left:.1f} % of the operations left by the agent, "
+            f"{100 * self.common_left:.1f} % by {self.order}",
+            f"agent: {self.checkpoint} ({self.env_steps} steps, {self.episodes} episodes, {self.wall_secs:.0f} s)",
+        ]
+
+
+def find_order(env: PassOrderingEnv, agent: Any, graph: str) -> tuple[tuple[str, ...], float]:
+    """The best order on the way of one episode of an agent on a graph of `env`; and what it leaves of the objective.
+
+    `agent`: has `act(observation, mask)`, as `agents.OrderingAgent`.
+    """
+    observation, info = env.reset(options={"graph": graph})
+    ended = False
+    while not ended:
+        observation, _, ended, _, info = env.step(agent.act(observation, env.action_masks()))
+    return info["best_order"], info["best_objective"] / info["start_objective"]
+
+
+def left_by(env: PassOrderingEnv, order: tuple[str, ...], graph: str) -> float:
+    """What an order leaves of the objective of a graph of `env`, in the end (whatever its horizon)."""
+    mod = applied(order, env.start(graph))
+    return env.objective(mod) / env.objective(env.start(graph))
+
+
+def mean(ratios: list[float]) -> float:
+    """Geometric."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def train_on_graphs(
+    graphs: Mapping[str, tvm.IRModule],
+    agent: str,
+    *,
+    steps: int,
+    seed: int,
+    out: Path,
+    reward: str = "saving",
+    shaping: bool = False,
+    value_metrics: bool = False,
+    horizon: int = 32,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> OrderingOutcome:
+    """Train `agent` (of `agents.ordering.ALGORITHMS`) to put passes in order on `graphs`.
+
+    Leaves in `out` the agent, the order that is best for all graphs of those that it finds for one of them, and a line
+    for each twenty episodes.
+
+    AgentError for an unknown agent or a folder that cannot be used; UsageError where there is a training in it.
+    """
+    from rlflow_tvm.agents.registry import named
+
+    named("rlflow_tvm.agents.ordering:algorithm")(agent, value_metrics)
+    if (out / CHECKPOINT).exists():
+        raise UsageError(f"{out}: there is a training in it: move it away, or give another --out")
+    env = PassOrderingEnv(graphs, reward=reward, shaping=shaping, horizon=horizon)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AgentError(f"{out}: cannot be made ({error.strerror}): give another --out") from error
+    began, done = time.perf_counter(), 0
+    ratios: list[float] = []
+
+    def on_step(taken: int) -> None:
+        nonlocal done
+        done = taken
+        if progress is not None:
+            text = f"{100 * mean(ratios[-_EPISODES_A_LINE:]):.1f} % of the operations left" if ratios else ""
+            progress(min(taken, steps), steps, text)
+
+    def on_episode(taken: int, info: Mapping[str, Any]) -> None:
+        ratios.append(info["best_objective"] / info["start_objective"])
+        if len(ratios) % _EPISODES_A_LINE == 0:
+            left, secs = mean(ratios[-_EPISODES_A_LINE:]), time.perf_counter() - began
+            with open(out / LOG, "a") as log:
+                log.write(json.dumps({"env_steps": taken, "episodes": len(ratios), "left": left, "secs": secs}) + "\n")
+
+    trained = named("rlflow_tvm.agents.ordering:train_ordering")(
+        env, agent, steps, seed, out / CHECKPOINT,
+        metrics=METRICS, gamma=env.gamma, value_metrics=value_metrics, on_step=on_step, on_episode=on_episode,
+        metadata={"passes": list(env.passes), "operators": env.operators, "horizon": horizon, "reward": reward,
+                  "shaping": shaping, "seed": seed, "graphs": list(graphs)},
+    )  # fmt: skip
+    found = {name: find_order(env, trained, name) for name in graphs}
+    order, common = common_order(env, found)
+    OrderedPasses(order).save(out / ORDER)
+    return OrderingOutcome(
+        agent, seed, len(graphs), done, len(ratios), mean([left for _, left in found.values()]), common,
+        str(out / ORDER), str(out / CHECKPOINT), time.perf_counter() - began,
+    )  # fmt: skip
+
+
+def common_order(
+    env: PassOrderingEnv, found: Mapping[str, tuple[tuple[str, ...], float]]
+) -> tuple[tuple[str, ...], float]:
+    """Of the orders found for single graphs that leave least there, the one that leaves least of all (of some dozens of
+    them, evenly taken), and how much."""
+    best = sorted(found.values(), key=lambda each: (each[1], each[0]))
+    candidates = list(dict.fromkeys(order for order, _ in best))[:_CANDIDATES]
+    names = list(found)[:: max(1, len(found) // _TRIED_ON)]
+    left = {order: mean([left_by(env, order, name) for name in names]) for order in candidates}
+    order = min(left, key=lambda each: (left[each], each))
+    return order, left[order]
+
+
+@tvm.transform.module_pass(opt_level=0, name="rlflow_tvm.LearnedOrder")
+class LearnedOrder:
+    """Let a trained agent choose passes for the module at hand, and keep the best it comes by. Needs `[agents,sb3]`.
+
+    AgentError if the file is unusable, or the agent was trained with other passes or operators than there are.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        from rlflow_tvm.agents.registry import named
+
+        self._agent = named("rlflow_tvm.agents.ordering:OrderingAgent").load(path)
+        self._path = path
+
+    def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        told = self._agent.metadata
+        unknown = set(told["passes"]) - set(PASSES)
+        if unknown:
+            raise AgentError(f"{self._path}: was trained with the pass {min(unknown)}, which there is not: train anew")
+        env = PassOrderingEnv({"main": mod}, passes=told["passes"], reward=told["reward"], horizon=told["horizon"])
+        if env.operators != told["operators"]:
+            raise AgentError(f"{self._path}: was trained with another TVM, which has other operators: train anew")
+        return applied(find_order(env, self._agent, "main")[0], mod)

@@ -1,0 +1,88 @@
+"""Training agents to put passes in order, as the command does it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import tvm
+from tvm.relax import op as rx
+
+from rlflow_tvm import ir
+from rlflow_tvm.envs import PassOrderingEnv
+from rlflow_tvm.errors import UsageError
+from rlflow_tvm.ordering import LearnedOrder, common_order, left_by, train_on_graphs
+from rlflow_tvm.passes import OrderedPasses
+from rlflow_tvm.passes.graph import Graph
+from rlflow_tvm.passes.operations import Operations
+from tests.small_models import bound, module
+
+
+def wasteful(width: int = 8) -> tvm.IRModule:
+    def body(emit, x, w):
+        y = emit(rx.permute_dims(emit(rx.permute_dims(x))))
+        a, b = emit(rx.matmul(y, w)), emit(rx.matmul(y, w))
+        emit(rx.exp(a))  # read by nothing
+        return rx.add(a, b)
+
+    return module({"x": (4, 6)}, {"w": (6, width)}, body)
+
+
+def count(mod: tvm.IRModule) -> int:
+    return Operations.of(Graph.from_module(ir.detach(mod).mod)).total
+
+
+def test_a_training_leaves_an_agent_an_order_and_a_log(tmp_path):
+    graphs = {"a": wasteful(), "b": wasteful(16)}
+    told = []
+    outcome = train_on_graphs(
+        graphs, "maskable-ppo", steps=1024, seed=0, out=tmp_path, horizon=6, progress=lambda *each: told.append(each)
+    )
+    assert outcome.left < 0.7
+    assert outcome.common_left < 0.7
+    assert told[-1][:2] == (1024, 1024)
+    lines = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
+    assert lines[-1]["env_steps"] <= 1024
+    assert lines[-1]["episodes"] > 100
+    assert count(OrderedPasses.load(tmp_path / "best.order.json")(graphs["a"])) == round(6 * outcome.common_left)
+    mod = bound(wasteful())
+    assert count(LearnedOrder(tmp_path / "agent.safetensors")(mod)) < 6
+    with pytest.raises(UsageError, match="there is a training in it"):
+        train_on_graphs(graphs, "ppo", steps=10, seed=0, out=tmp_path)
+
+
+def test_the_common_order_is_the_best_for_all():
+    env = PassOrderingEnv({"a": wasteful(), "b": wasteful(16)})
+    good, poor = ("DeadCodeElimination", "rules:transpose"), ("EliminateCommonSubexpr",)
+    assert left_by(env, good, "a") == pytest.approx(3 / 6)
+    assert common_order(env, {"a": (poor, 0.1), "b": (good, 0.5)}) == (good, pytest.approx(0.5))
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rlflow_tvm.train", "--env", "pass-ordering", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_command_trains_on_models(tmp_path):
+    done = run("zoo:demo", "--agent", "a2c", "--steps", "64", "--horizon", "8", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert "% of the operations left by the agent" in done.stdout
+    assert (tmp_path / "out" / "best.order.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--predict", "0.3"], "--predict does not go with --env pass-ordering"),
+        (["--agent", "world-model"], "no agent world-model puts passes in order"),
+        (["--reward", "gold"], "no reward is called 'gold'"),
+    ],
+)
+def test_what_cannot_be_is_one_line(tmp_path, arguments, told):
+    done = run("zoo:demo", "--out", str(tmp_path / "out"), *arguments)
+    assert done.returncode in (1, 2)
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
