@@ -174,7 +174,17 @@ def test_imports_are_seen():
 
 
 def test_public_names_are_there():
-    names = {"from_onnx", "Superoptimize", "ApplyPlan", "compile", "pipeline", "graph_cost", "Plan", "RewriteRule"}
+    names = {
+        "from_onnx",
+        "to_onnx",
+        "Superoptimize",
+        "ApplyPlan",
+        "compile",
+        "pipeline",
+        "graph_cost",
+        "Plan",
+        "RewriteRule",
+    }
     assert names <= set(rlflow_tvm.__all__)
     assert set(rlflow_tvm.__all__) <= set(dir(rlflow_tvm))
     for name in rlflow_tvm.__all__:

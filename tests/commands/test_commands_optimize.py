@@ -1,9 +1,10 @@
-"""`optimize` with a budget, and with Ctrl-C."""
+"""`optimize` with a budget, with Ctrl-C, and writing ONNX."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -12,8 +13,10 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import onnx
 import pytest
 
+from rlflow_tvm import ApplyPlan, from_onnx, to_onnx
 from rlflow_tvm.passes import Plan
 
 
@@ -31,6 +34,37 @@ def test_what_is_no_budget_is_told(run, network):
     done = run("optimize", network, "--budget", "soon")
     assert done.returncode == 2
     assert "error: --budget soon: steps are expected, as 20000, or a time, as 90s, 5m or 2h" in done.stderr
+
+
+def test_the_optimised_model_as_onnx(run, network, tmp_path):
+    plan, out = tmp_path / "plan.json", tmp_path / "out.onnx"
+    done = run("optimize", network, "--search", "family", "--budget", 40, "--plan", plan, "--onnx", out)
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"^model written to {out} \(outputs differ by \d.\de-\d\d of range\)$", done.stdout, re.MULTILINE)
+    model, original = onnx.load(out), onnx.load(network)
+    onnx.checker.check_model(model, full_check=True)
+    assert model.graph.input == original.graph.input
+    assert model.graph.output == original.graph.output
+    assert len(Plan.load(plan)) > 0
+    replayed = ApplyPlan(plan)(from_onnx(network))
+    assert to_onnx(replayed) == model
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.onnx", "plan.json"]
+
+
+def test_what_cannot_be_written_as_onnx_is_told_before_the_search(run, network, tmp_path):
+    done = run("optimize", network, "--onnx", tmp_path / "nowhere" / "out.onnx")
+    assert done.returncode == 2
+    assert "nowhere" in done.stderr
+    node = onnx.helper.make_node("Pad", ["x", "p"], ["y"], mode="reflect")
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in "xy")
+    x.type.tensor_type.shape.dim.add(dim_value=4)
+    pads = onnx.helper.make_tensor("p", onnx.TensorProto.INT64, [2], [1, 1])
+    graph = onnx.helper.make_graph([node], "g", [x], [y], [pads])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]), tmp_path / "pad.onnx")
+    done = run("optimize", tmp_path / "pad.onnx", "--onnx", tmp_path / "out.onnx")
+    assert done.returncode == 1
+    assert "cannot be exported to ONNX: there is no exporter for call_tir of mirror_pad" in done.stderr
+    assert not (tmp_path / "out.onnx").exists()
 
 
 def moves_priced(database: Path) -> int:
