@@ -15,6 +15,7 @@ from rlflow_tvm import ir
 from rlflow_tvm.dataflow import all_bindings
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.clean import prune
+from rlflow_tvm.frontend.export_blocked import export_unblocked
 from rlflow_tvm.frontend.export_elementwise import ELEMENTWISE, Exporter
 from rlflow_tvm.frontend.export_reduce import ACROSS
 from rlflow_tvm.frontend.export_shape import SHAPES
@@ -117,7 +118,8 @@ def _value(writer: Writer, binding: relax.Binding, values: Mapping[relax.Var, An
         raise writer.refusal(f"there is no exporter for {operator}{called}: write it with other operators")
     args = [_argument(writer, arg, values) for arg in call.args]
     writer.at = f"{binding.var.name}.{operator}"
-    return EXPORTERS[call.op.name](writer, call, args)
+    export = EXPORTERS[call.op.name]
+    return export_unblocked(writer, call, operator, args, export) or export(writer, call, args)
 
 
 def _argument(writer: Writer, expr: relax.Expr | None, values: Mapping[relax.Var, Any]) -> Any:

@@ -19,7 +19,7 @@ _LETTERS = "ABCDEFGHIJ"
 _PART = re.compile(r"(\d*)([A-Za-z])")
 
 
-def _parts(layout: str) -> list[str]:
+def parts_of(layout: str) -> list[str]:
     """NCHW16c -> N C H W 16c"""
     return [number + letter for number, letter in _PART.findall(layout)]
 
@@ -27,9 +27,9 @@ def _parts(layout: str) -> list[str]:
 def _canonical(source: str, to: str) -> tuple[str, str]:
     """The two with their letters named in the order of the first: OIHW to OIHW16o is ABCD to ABCD16a."""
     names: dict[str, str] = {}
-    for part in _parts(source):
+    for part in parts_of(source):
         names.setdefault(_axis(part), _LETTERS[len(names)])
-    first, second = ("".join(part[:-1] + _named(part, names) for part in _parts(layout)) for layout in (source, to))
+    first, second = ("".join(part[:-1] + _named(part, names) for part in parts_of(layout)) for layout in (source, to))
     return first, second
 
 
@@ -50,7 +50,7 @@ def is_plain(layout: str) -> bool:
 def shape_in(shape: Sequence[int], layout: str, to: str) -> tuple[int, ...]:
     """The shape in the plain layout `to` of a tensor that has `shape` in `layout`."""
     extents = dict.fromkeys(to, 1)
-    for part, extent in zip(_parts(layout), shape, strict=True):
+    for part, extent in zip(parts_of(layout), shape, strict=True):
         extents[_axis(part)] *= extent
     return tuple(extents.values())
 
@@ -63,7 +63,7 @@ def relayout(writer: Writer, x: str, shape: Sequence[int], source: str, to: str)
     known = writer.turned(x, there)
     if known is not None:
         return known
-    before, after = _parts(source), _parts(to)
+    before, after = parts_of(source), parts_of(to)
     extents = dict(zip(before, shape, strict=True))
     if any(int(part[:-1]) != extent for part, extent in extents.items() if not part.isupper()):
         raise writer.refusal(f"{tuple(shape)} is no shape in the layout {source}")

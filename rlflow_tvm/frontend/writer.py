@@ -36,6 +36,7 @@ class Writer:
         self._by_value: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._by_object: dict[tvm.ir.GenericConst, str] = {}
         self._turned: dict[tuple[str, Turn], str] = {}
+        self._unblocked: dict[str, tuple[str, Turn]] = {}
 
     def node(self, op: str, *inputs: str, **attributes: Any) -> str:
         """A node of one output; an input left out is the empty name, an attribute that is None is left out."""
@@ -96,8 +97,14 @@ class Writer:
 
     def remember(self, x: str, way: Turn, result: str, back: Turn) -> None:
         """That `x` is `result` in another layout, and `back` the way from there."""
-        self._turned[x, way] = result
-        self._turned[result, back] = x
+        for begin, there, end in ((x, way, result), (result, back, x)):
+            self._turned[begin, there] = end
+            if not there[1].isupper():
+                self._unblocked[end] = begin, there
+
+    def unblocked(self, x: str) -> tuple[str, Turn] | None:
+        """Of a value in a blocked layout: the same in the plain one, and the way from there, where they are known."""
+        return self._unblocked.get(x)
 
     def refusal(self, why: str) -> FrontendError:
         """To be raised for what ONNX cannot say."""

@@ -22,7 +22,9 @@ from rlflow_tvm.frontend.random_network import random_network
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.kernels.precision import to_half
 from rlflow_tvm.passes import GraphState, default_rules
+from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
 from rlflow_tvm.search import random_action
+from rlflow_tvm.search.family import exhausted
 from rlflow_tvm.verify import range_error, run_module
 
 node = helper.make_node
@@ -205,6 +207,19 @@ def test_light_model_keeps_its_names_and_outputs() -> None:
     model = zoo.load("light_squeezenet")
     assert [name for name, *_ in _interface(model)[0]] == ["data_0"]
     _assert_same_model(model, to_onnx(_rewritten(from_onnx(model), 15, lanes=16).bound()))
+
+
+@pytest.mark.parametrize("name", ["demo", "light_squeezenet"])
+def test_network_in_blocks_is_written_without_them(name: str) -> None:
+    model = zoo.load(name)
+    start = GraphState.from_module(from_onnx(model), default_rules(16))
+    state = exhausted(start, TERMINATING_FAMILIES["layout"])
+    blocked = [b.value for b in ir.single_block(state.mod["main"]) if "conv2d" in str(getattr(b.value, "op", ""))]
+    assert all("16c" in str(call.attrs.out_layout) for call in blocked[:-1])
+    exported = to_onnx(state.bound())
+    assert [n.op_type for n in exported.graph.node].count("Transpose") <= 1
+    inputs = random_inputs(from_onnx(model), 0)
+    assert range_error(onnxruntime_outputs(exported, inputs), onnxruntime_outputs(model, inputs)) < TOLERANCE
 
 
 @pytest.mark.slow

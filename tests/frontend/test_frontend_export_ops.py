@@ -27,6 +27,7 @@ from rlflow_tvm.frontend.zoo_light import light_files
 from rlflow_tvm.passes import CATALOGUE
 from rlflow_tvm.passes.ops import CLASSES, OPERATORS
 from rlflow_tvm.passes.term import Apply, Item, Term
+from rlflow_tvm.verify import run_module
 
 _BY_NAME = {case.name: case for case in CASES}
 _NO_KERNEL = {"relax.sinh": np.sinh, "relax.cosh": np.cosh}
@@ -209,11 +210,42 @@ def test_blocked_layouts_are_undone_where_they_meet() -> None:
     """Convolutions in NCHW4c, with what stands between them in blocks, are Convs and what stands between them."""
     block = dict(padding=1, data_layout="NCHW4c", kernel_layout="OIHW4o", out_layout="NCHW4c")
 
-    def body(emit, x, a, b):
-        x = emit(rx.layout_transform(x, lambda n, c, h, w: (n, c // 4, h, w, c % 4)))
-        x = emit(rx.nn.conv2d(emit(rx.nn.conv2d(x, a, **block)), b, **block))
-        return rx.layout_transform(x, lambda n, c, h, w, k: (n, c * 4 + k, h, w))
+    def pack(x: relax.Expr) -> relax.Expr:
+        return rx.layout_transform(x, lambda n, c, h, w: (n, c // 4, h, w, c % 4))
 
-    kernel = (2, 8, 3, 3, 4)
-    model = to_onnx(bound(module({"x": _X.shape}, {"a": kernel, "b": kernel}, body)))
-    assert [node.op_type for node in model.graph.node] == ["Conv", "Conv"]
+    def body(emit, x, a, b, bias, shift):
+        x = emit(pack(x))
+        y = emit(rx.nn.relu(emit(rx.add(emit(rx.nn.conv2d(x, a, **block)), emit(pack(bias))))))
+        y = emit(rx.add(emit(rx.multiply(y, relax.const(0.5))), shift))
+        y = emit(rx.concat([y, emit(rx.nn.max_pool2d(y, (3, 3), (1, 1), 1, layout="NCHW4c"))], 1))
+        y = emit(rx.nn.conv2d(emit(rx.nn.silu(y)), b, **block))
+        y = emit(rx.multiply(y, emit(rx.mean(y, [2, 3], keepdims=True))))
+        return rx.layout_transform(y, lambda n, c, h, w, k: (n, c * 4 + k, h, w))
+
+    weights = {"a": (2, 8, 3, 3, 4), "b": (2, 16, 3, 3, 4), "bias": (1, 8, 1, 1), "shift": (1, 2, 1, 1, 4)}
+    mod = bound(module({"x": _X.shape}, weights, body))
+    model = to_onnx(mod)
+    assert [node.op_type for node in model.graph.node] == [
+        "Conv", "Add", "Relu", "Mul", "Add", "MaxPool", "Concat", "Sigmoid", "Mul", "Conv", "ReduceMean", "Mul",
+    ]  # fmt: skip
+    _same(onnxruntime_outputs(model, {"x": _X}), run_module(mod, TARGET, [_X]))
+
+
+@pytest.mark.parametrize("end", ["softmax", "mean of channels", "concat in a block", "other blocks", "both"])
+def test_blocks_that_cannot_be_undone_are_turned(end: str) -> None:
+    def body(emit, x):
+        x = emit(rx.layout_transform(x, lambda n, c, h, w: (n, c // 4, h, w, c % 4)))
+        if end == "softmax":
+            return rx.nn.softmax(x, 1)
+        if end == "mean of channels":
+            return rx.mean(x, [1], keepdims=True)
+        if end == "concat in a block":
+            return rx.concat([x, x], 4)
+        if end == "other blocks":
+            y = emit(rx.layout_transform(x, lambda n, c, h, w, k: (n, c * 4 + k, h, w)))
+            y = emit(rx.layout_transform(y, lambda n, c, h, w: (n, c, h // 2, w, h % 2)))
+            return rx.add(x, emit(rx.reshape(y, (1, 2, 4, 4, 4))))
+        return emit(rx.nn.relu(x)), emit(rx.layout_transform(x, lambda n, c, h, w, k: (n, c * 4 + k, h, w)))
+
+    mod = module({"x": _X.shape}, {}, body)
+    _same(onnxruntime_outputs(to_onnx(mod), {"x": _X}), outputs([mod["main"]], [[_X]], TARGET)[0])
