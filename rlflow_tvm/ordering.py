@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import tvm
@@ -69,11 +69,6 @@ def left_by(env: PassOrderingEnv, order: tuple[str, ...], graph: str) -> float:
     return env.objective(mod) / env.objective(env.start(graph))
 
 
-def mean(ratios: list[float]) -> float:
-    """Geometric."""
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
-
-
 def train_on_graphs(
     graphs: Mapping[str, tvm.IRModule],
     agent: str,
@@ -111,13 +106,13 @@ def train_on_graphs(
         nonlocal done
         done = taken
         if progress is not None:
-            text = f"{100 * mean(ratios[-_EPISODES_A_LINE:]):.1f} % of the operations left" if ratios else ""
+            text = f"{100 * geometric_mean(ratios[-_EPISODES_A_LINE:]):.1f} % of the operations left" if ratios else ""
             progress(min(taken, steps), steps, text)
 
     def on_episode(taken: int, info: Mapping[str, Any]) -> None:
         ratios.append(info["best_objective"] / info["start_objective"])
         if len(ratios) % _EPISODES_A_LINE == 0:
-            left, secs = mean(ratios[-_EPISODES_A_LINE:]), time.perf_counter() - began
+            left, secs = geometric_mean(ratios[-_EPISODES_A_LINE:]), time.perf_counter() - began
             with open(out / LOG, "a") as log:
                 log.write(json.dumps({"env_steps": taken, "episodes": len(ratios), "left": left, "secs": secs}) + "\n")
 
@@ -131,7 +126,7 @@ def train_on_graphs(
     order, common = common_order(env, found)
     OrderedPasses(order).save(out / ORDER)
     return OrderingOutcome(
-        agent, seed, len(graphs), done, len(ratios), mean([left for _, left in found.values()]), common,
+        agent, seed, len(graphs), done, len(ratios), geometric_mean([left for _, left in found.values()]), common,
         str(out / ORDER), str(out / CHECKPOINT), time.perf_counter() - began,
     )  # fmt: skip
 
@@ -144,7 +139,7 @@ def common_order(
     best = sorted(found.values(), key=lambda each: (each[1], each[0]))
     candidates = list(dict.fromkeys(order for order, _ in best))[:_CANDIDATES]
     names = list(found)[:: max(1, len(found) // _TRIED_ON)]
-    left = {order: mean([left_by(env, order, name) for name in names]) for order in candidates}
+    left = {order: geometric_mean([left_by(env, order, name) for name in names]) for order in candidates}
     order = min(left, key=lambda each: (left[each], each))
     return order, left[order]
 

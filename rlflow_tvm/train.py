@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlflow_tvm import cli
+
+if TYPE_CHECKING:
+    from rlflow_tvm.ordering import OrderingOutcome
 
 
 @cli.reports_errors
@@ -80,23 +84,33 @@ def main(
     from rlflow_tvm.agents import agent_kind
     from rlflow_tvm.errors import UsageError
     from rlflow_tvm.frontend import split_shapes
-    from rlflow_tvm.training import REWARD, train_on_models
+    from rlflow_tvm.training import train_on_models
 
+    # where one is not given, what is trained knows its own
+    chosen: dict[str, Any] = {
+        name: value for name, value in (("horizon", horizon), ("reward", reward)) if value is not None
+    }
     if env not in ("rewriting", "pass-ordering"):
         raise UsageError(f"no environment is called {env!r}: there are rewriting, pass-ordering")
     if env == "pass-ordering":
         given: dict[str, object] = {
             "--preset": preset,
+            "--target": target != "llvm",
             "--rpc": rpc,
             "--start": start,
+            "--predict": predict,
             "--workers": workers,
             "--ray": ray,
+            "--resume": resume,
         }
-        given |= {"--predict": predict or None, "--resume": resume or None, "--target": None if target == "llvm" else 1}
-        unfit = [name for name, value in given.items() if value is not None]
+        unfit = next((name for name, value in given.items() if value), None)
         if unfit:
-            raise UsageError(f"{unfit[0]} does not go with --env pass-ordering: leave it out")
-        _order_passes(models, agent, steps, seed, out, shapes, reward or "saving", horizon or 32, json)
+            raise UsageError(f"{unfit} does not go with --env pass-ordering: leave it out")
+        with cli.progress_bar("training") as bar:
+            ordered = _order_passes(models, agent, shapes, bar, steps=steps, seed=seed, out=out, **chosen)
+        cli.write_json(json, ordered.to_json())
+        for line in ordered.lines():
+            print(line)
         return
     names = models or ["zoo:demo"]
     if start is not None and len(names) != 1:
@@ -112,14 +126,13 @@ def main(
             out=out,
             resume=resume,
             shapes=shapes,
-            horizon=horizon or 200,
             predict=predict,
             starts=None if start is None else {names[0]: start},
-            reward=reward or REWARD,
             settings=None if preset is None else agent_kind(agent).preset(preset),
             progress=bar,
             workers=workers,
             ray=ray,
+            **chosen,
         )
     cli.write_json(json, outcome.to_json())
     for line in outcome.lines():
@@ -127,32 +140,19 @@ def main(
 
 
 def _order_passes(
-    models: list[str] | None,
-    agent: str,
-    steps: int,
-    seed: int,
-    out: Path,
-    shapes: dict[str, tuple[int, ...]],
-    reward: str,
-    horizon: int,
-    json: Path | None,
-) -> None:
+    models: list[str] | None, agent: str, shapes: dict[str, tuple[int, ...]], bar: Callable[..., None], **options: Any
+) -> OrderingOutcome:
+    """Train on the models, or without any on the corpus; `options` are `train_on_graphs`'."""
     from rlflow_tvm.frontend import import_models, split_shapes
     from rlflow_tvm.frontend.corpus import corpus
     from rlflow_tvm.ordering import train_on_graphs
 
-    with cli.progress_bar("training") as bar:
-        if models:
-            graphs = import_models({name: cli.model_path(split_shapes(name)[0]) for name in models}, shapes)
-        else:
-            bar(0, steps, "making the corpus")
-            graphs = {graph.name: graph.mod for graph in corpus() if not graph.test}
-        outcome = train_on_graphs(
-            graphs, agent, steps=steps, seed=seed, out=out, reward=reward, horizon=horizon, progress=bar
-        )
-    cli.write_json(json, outcome.to_json())
-    for line in outcome.lines():
-        print(line)
+    if models:
+        graphs = import_models({name: cli.model_path(split_shapes(name)[0]) for name in models}, shapes)
+    else:
+        bar(0, options["steps"], "making the corpus")
+        graphs = {graph.name: graph.mod for graph in corpus() if not graph.test}
+    return train_on_graphs(graphs, agent, progress=bar, **options)
 
 
 if __name__ == "__main__":

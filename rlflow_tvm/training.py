@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 import tvm
@@ -128,8 +128,7 @@ class BestPlans:
     @property
     def best_ratio(self) -> float:
         """Geometric mean over the models of (best cost / cost at the start)."""
-        ratios = [self._best[m][0] / p.start_secs for m, p in self._problems.items()]
-        return math.exp(sum(map(math.log, ratios)) / len(ratios))
+        return geometric_mean(self._best[m][0] / p.start_secs for m, p in self._problems.items())
 
 
 class EndToEndLog:

@@ -150,3 +150,15 @@ MODELS: dict[str, Callable[[], tvm.IRModule]] = {
     "transformer_block": transformer_block,
     "algebra": algebra,
 }
+
+
+def wasteful(width: int = 8) -> tvm.IRModule:
+    """Six operations where two would do: a transposition undone, a product twice, a result that nothing reads."""
+
+    def body(emit, x, w):
+        y = emit(rx.permute_dims(emit(rx.permute_dims(x))))
+        a, b = emit(rx.matmul(y, w)), emit(rx.matmul(y, w))
+        emit(rx.exp(a))
+        return rx.add(a, b)
+
+    return module({"x": (4, 6)}, {"w": (6, width)}, body)

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 import tvm
-from tvm.relax import op as rx
 
 from rlflow_tvm import ir
 from rlflow_tvm.envs import PassOrderingEnv
@@ -17,17 +16,7 @@ from rlflow_tvm.ordering import LearnedOrder, common_order, left_by, train_on_gr
 from rlflow_tvm.passes import OrderedPasses
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.operations import Operations
-from tests.small_models import bound, module
-
-
-def wasteful(width: int = 8) -> tvm.IRModule:
-    def body(emit, x, w):
-        y = emit(rx.permute_dims(emit(rx.permute_dims(x))))
-        a, b = emit(rx.matmul(y, w)), emit(rx.matmul(y, w))
-        emit(rx.exp(a))  # read by nothing
-        return rx.add(a, b)
-
-    return module({"x": (4, 6)}, {"w": (6, width)}, body)
+from tests.small_models import bound, wasteful
 
 
 def count(mod: tvm.IRModule) -> int:

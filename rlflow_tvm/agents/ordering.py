@@ -28,6 +28,7 @@ from rlflow_tvm.errors import AgentError
 
 KIND = "pass-ordering"
 _HIDDEN = [64, 64]
+_MINIBATCH = 128  # TRPO's, two of PPO's
 
 
 class _Front(BaseFeaturesExtractor):
@@ -62,26 +63,25 @@ class _Apart(nn.Module):
         return self._value(features)
 
 
-class _MetricsForValue(ActorCriticPolicy):
+class _ValueSeesMore:
     """The paper's variant: metrics are shown to the value function, not to the policy."""
 
-    def __init__(self, *args: Any, told: int, **options: Any) -> None:
-        self._told = told
-        super().__init__(*args, **options)
-
-    def _build_mlp_extractor(self) -> None:
-        self.mlp_extractor = _Apart(self, self._told)  # type: ignore
-
-
-class _MaskableMetricsForValue(MaskableActorCriticPolicy):
-    """The same with masks."""
+    mlp_extractor: Any
 
     def __init__(self, *args: Any, told: int, **options: Any) -> None:
         self._told = told
         super().__init__(*args, **options)
 
     def _build_mlp_extractor(self) -> None:
-        self.mlp_extractor = _Apart(self, self._told)  # type: ignore
+        self.mlp_extractor = _Apart(self, self._told)  # type: ignore[arg-type]
+
+
+class _MetricsForValue(_ValueSeesMore, ActorCriticPolicy):
+    """For PPO, A2C and TRPO."""
+
+
+class _MaskableMetricsForValue(_ValueSeesMore, MaskableActorCriticPolicy):
+    """For maskable PPO."""
 
 
 @dataclass(frozen=True)
@@ -198,12 +198,13 @@ def train_ordering(
     chosen = algorithm(name, value_metrics)
     size = int(np.prod(env.observation_space.shape or (0,)))
     policy, options = _policy(chosen, size - metrics, value_metrics)
+    # whole minibatches of any of them, and none of a short training's steps beyond its end but to fill one
+    rollout = min(chosen.settings.get("n_steps", 0), max(_MINIBATCH, steps // _MINIBATCH * _MINIBATCH))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the networks are small, and the environment is most of the time
     try:
-        learner = chosen.learner(
-            policy, env, gamma=gamma, seed=seed, policy_kwargs=options, device="cpu", **chosen.settings
-        )
+        settings = {**chosen.settings, **({"n_steps": rollout} if "n_steps" in chosen.settings else {})}
+        learner = chosen.learner(policy, env, gamma=gamma, seed=seed, policy_kwargs=options, device="cpu", **settings)
         learner.learn(steps, callback=_Watch(on_step, on_episode))
     finally:
         torch.set_num_threads(threads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -11,7 +12,7 @@ from typing import Generic, TypeVar
 import tvm
 import tvm_ffi
 
-from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.errors import RewriteError, RlflowError
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.operations import Operations
 from rlflow_tvm.passes.ordering import apply_pass
@@ -114,6 +115,16 @@ class OrderingStates:
             except RewriteError as error:
                 step = Step(key, time.perf_counter() - began, str(error))
             else:
-                step = Step(self.add(made), time.perf_counter() - began)
+                secs, following = time.perf_counter() - began, self.add(made)
+                untold = self._untold(following, made)
+                step = Step(key, secs, f"pass {name}: {untold}") if untold else Step(following, secs)
             self._steps.put((key, name), step)
         return step
+
+    def _untold(self, key: int, mod: tvm.IRModule) -> str:
+        """Why the objective of a module cannot be told; nothing where it can."""
+        try:
+            objective = self.facts(key, mod, ()).objective
+        except RlflowError as error:
+            return str(error)
+        return "" if math.isfinite(objective) else "a kernel of the graph that it makes fails"

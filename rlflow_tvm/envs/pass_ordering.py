@@ -6,6 +6,7 @@ action is a pass, a reward is the negative scaled number of operations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,13 +39,13 @@ def operation_count(_mod: tvm.IRModule, operations: Operations) -> float:
 
 
 def kernel_count(target: tvm.target.Target) -> Objective:
-    """How many kernels a run launches, built for `target`; infinite where the graph cannot be lowered."""
+    """How many kernels a run launches, built for `target`; KernelError where the graph cannot be lowered."""
     lowering = Lowering(target)
     return lambda mod, _operations: float(len(lowering.kernels(Graph.from_module(mod))))
 
 
 def kernel_sum(cost_model: CostModel) -> Objective:
-    """Seconds of the kernels that a run launches; infinite where one of them fails."""
+    """Seconds of the kernels that a run launches; infinite where one of them fails: such graphs are refused."""
     return lambda mod, _operations: cost_model.cost(Graph.from_module(mod)).run_secs
 
 
@@ -59,8 +60,9 @@ class PassOrderingEnv(gymnasium.Env[np.ndarray, np.int64]):
     """An episode improves one module by passes, one after another, and ends with stop or after `horizon` of them.
 
     Action i < P applies the pass `passes[i]`, P stops. A pass that fails on a module, or makes something of it that is
-    not well-formed, changes nothing; `info["refused"]` tells why, `refusals` keeps it, and `action_masks` leaves it out
-    from then on (while the episode is at this module). So it does with a pass that changed nothing.
+    not well-formed or that the objective cannot be told of, changes nothing; `info["refused"]` tells why, `refusals`
+    keeps it, and `action_masks` leaves it out from then on (while the episode is at this module). So it does with a
+    pass that changed nothing.
 
     Observation, float32: for each of `operators` log(1 + how many there are at run time); for each pass whether it is
     masked; how much of the horizon is left; then `METRICS` numbers: logarithms of what is left of the start's
@@ -145,6 +147,8 @@ class PassOrderingEnv(gymnasium.Env[np.ndarray, np.int64]):
         self._first = self._facts()
         if not self._first.operations.total:
             raise EnvError(f"graph {self.graph} has no operations at run time: leave it out")
+        if not math.isfinite(self._first.objective):
+            raise EnvError(f"graph {self.graph} cannot be priced as it is, one of its kernels fails: leave it out")
         self._best: tuple[float, tuple[str, ...]] = self._first.objective, ()
         return self._observation(), self._info(0.0, "")
 

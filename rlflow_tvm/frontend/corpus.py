@@ -1,6 +1,6 @@
 """A corpus of graphs for orders of passes: training and inference of GPT-2, BERT and ResNet, and slices of them.
 
-Nothing is downloaded or kept: the graphs are drawn anew, the same each time, in some tens of seconds. They are as
+Nothing is downloaded or kept: the graphs are drawn anew, the same each time, in some seconds. They are as
 TVM's importer (and its differentiation) leaves them, not cleaned.
 """
 
@@ -48,7 +48,7 @@ def corpus(draws: int = _DRAWS) -> list[CorpusGraph]:
     has its like.
     """
     whole = list(_whole(draws))
-    sides = {told: graph.test for graph in whole for told in [structure(graph.mod)]}
+    sides = {structure(graph.mod): graph.test for graph in whole}
     kept = []
     for number, graph in enumerate(whole):
         kept.append(graph)
@@ -64,10 +64,11 @@ def _whole(draws: int) -> Iterator[CorpusGraph]:
     for kind, family in enumerate(FAMILIES):
         for training in (True, False):
             mods = [corpus_module(family, training, [_SEED, kind, int(training), number]) for number in range(draws)]
-            tested = set(sorted(set(map(structure, mods)))[::_TESTED])
-            for number, mod in enumerate(mods):
+            structures = [structure(mod) for mod in mods]
+            tested = set(sorted(set(structures))[::_TESTED])
+            for number, (mod, told) in enumerate(zip(mods, structures, strict=True)):
                 name = f"{family}-{'train' if training else 'infer'}-{number}"
-                yield CorpusGraph(name, family, training, structure(mod) in tested, mod)
+                yield CorpusGraph(name, family, training, told in tested, mod)
 
 
 def corpus_module(family: str, training: bool, seed: list[int]) -> tvm.IRModule:
@@ -76,8 +77,7 @@ def corpus_module(family: str, training: bool, seed: list[int]) -> tvm.IRModule:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the importer tells each name that it changes
         mod = tvm_from_onnx(model)
-    # the importer tells shapes as values computed at run time, which the working form has none of
-    mod = ir.detach(transform.FoldConstant()(mod)).mod
+    mod = ir.detach(mod).mod
     return _with_gradients(mod) if training else _alone(mod["main"], ir.num_inputs(mod["main"]))
 
 

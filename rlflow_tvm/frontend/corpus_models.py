@@ -6,7 +6,7 @@ reshapes, no-operations where training had dropout: as TorchScript's exporter le
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,9 @@ def gpt2(rng: np.random.Generator, training: bool) -> onnx.ModelProto:
         x = t.node("Add", [x, t.perceptron(t.normed(x), t.wrapped)])
     x = t.normed(x)
     if rng.random() < 0.6 or training:
-        return t.finished("gpt2", inputs, t.linear(x, t.hidden, _WORDS, bias=False), _WORDS, training)
-    return t.finished("gpt2", inputs, x, t.hidden, training)
+        words = t.linear(x, t.hidden, _WORDS, bias=False)
+        return _finished(t, "gpt2", inputs, words, (1, t.tokens, _WORDS), training)
+    return _finished(t, "gpt2", inputs, x, (1, t.tokens, t.hidden), training)
 
 
 def bert(rng: np.random.Generator, training: bool) -> onnx.ModelProto:
@@ -60,11 +61,12 @@ def bert(rng: np.random.Generator, training: bool) -> onnx.ModelProto:
     head = str(rng.choice(["hidden", "pooled", "words"]))
     if head == "words" or training:
         x = t.normed(t.active(t.linear(x, t.hidden, t.hidden)))
-        return t.finished("bert", inputs, t.linear(x, t.hidden, _WORDS), _WORDS, training)
+        return _finished(t, "bert", inputs, t.linear(x, t.hidden, _WORDS), (1, t.tokens, _WORDS), training)
     if head == "pooled":
         first = t.node("Gather", [x, t.integer(0)], axis=1)
-        return t.finished("bert", inputs, t.node("Tanh", [t.dense(first, t.hidden, t.hidden)]), t.hidden, training)
-    return t.finished("bert", inputs, x, t.hidden, training)
+        pooled = t.node("Tanh", [t.dense(first, t.hidden, t.hidden)])
+        return _finished(t, "bert", inputs, pooled, (1, t.hidden), training)
+    return _finished(t, "bert", inputs, x, (1, t.tokens, t.hidden), training)
 
 
 def resnet(rng: np.random.Generator, training: bool) -> onnx.ModelProto:
@@ -117,14 +119,6 @@ class _Transformer(Net):
         self.tokens = int(rng.integers(5, 17))
         self._wide = self.hidden * int(rng.choice([2, 3, 4]))
         self._dropout = bool(rng.random() < 0.3)
-
-    def finished(self, name: str, inputs: Inputs, x: str, features: int, training: bool) -> onnx.ModelProto:
-        pooled = name == "bert" and not training and self._is_pooled(x)
-        shape = (1, features) if pooled else (1, self.tokens, features)
-        return _finished(self, name, inputs, x, shape, training)
-
-    def _is_pooled(self, x: str) -> bool:
-        return x.startswith("tanh")
 
     def scalar(self, value: float) -> str:
         return self.constant(f"scalar.{len(self._weights)}", np.array(value, np.float32))
@@ -180,13 +174,9 @@ class _Transformer(Net):
 
     def causal_attention(self, x: str, mask: str) -> str:
         joined = self.wrapped(x, self.hidden, 3 * self.hidden)
-        parts = self._split(joined, 3)
+        parts = self.several("Split", [joined], [f"{self.unused('split')}.{i}" for i in range(3)], axis=-1)
         heads = [self._apart(part, swap) for part, swap in zip(parts, (False, True, False), strict=True)]
         return self.dropped(self.wrapped(self._attended(heads, mask, causal=True), self.hidden, self.hidden))
-
-    def _split(self, x: str, count: int) -> list[str]:
-        names = [f"{self.unused('split')}.{i}" for i in range(count)]
-        return list(self.several("Split", [x], names, axis=-1))
 
     def _apart(self, x: str, swap: bool) -> str:
         """(1, heads, tokens, width of a head), or with the last two swapped by a transposition of its own."""
@@ -207,8 +197,7 @@ class _Transformer(Net):
         mixed = self.node("MatMul", [self.dropped(self.node("Softmax", [scores], axis=-1)), value])
         return self.reshape(self.node("Transpose", [mixed], perm=[0, 2, 1, 3]), (1, self.tokens, self.hidden))
 
-    def perceptron(self, x: str, layer: object) -> str:
-        assert callable(layer)
+    def perceptron(self, x: str, layer: Callable[[str, int, int], str]) -> str:
         return self.dropped(layer(self.active(layer(x, self.hidden, self._wide)), self._wide, self.hidden))
 
     def active(self, x: str) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import tvm
 from tvm import relax
 
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes.difference import Difference
 from rlflow_tvm.passes.graph import Graph
+from rlflow_tvm.passes.match import Match
 from rlflow_tvm.passes.matcher import RuleSet
 from rlflow_tvm.passes.operations import elements
 from rlflow_tvm.passes.rules import FAMILIES
@@ -34,19 +33,29 @@ class Family:
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         state = GraphState.from_module(mod, self._ruleset)
-        known: dict[object, Difference | None] = {}
+        known: Known = {}
         following = _smaller(state, known)
         while following is not None:
             state, following = following, _smaller(following, known)
         return state.bound() if state.actions else mod
 
 
-def _smaller(state: GraphState, known: dict[object, Difference | None]) -> GraphState | None:
+Gain = tuple[int, int]
+Known = dict[Match, tuple[Difference, Gain] | None]
+"""What a move changes and what that saves, None where it cannot be made; it stands while the difference holds."""
+
+
+def _smaller(state: GraphState, known: Known) -> GraphState | None:
     """The state after the first move that makes it smaller; None where none does."""
-    for action, difference in _differences(state, known):
-        if _gain(state.graph, difference) > (0, 0):
+    for rule in state.sites:
+        for site, match in state.located(rule):
+            told = known.get(match)
+            if match not in known or (told is not None and not told[0].holds(state.graph)):
+                told = known[match] = _told(state, match)
+            if told is None or told[1] <= (0, 0):
+                continue
             try:
-                following = state.apply(action)
+                following = state.apply(RewriteAction(rule, site))
             except RewriteError:  # it would depend on itself
                 continue
             if not following.graph.is_empty:
@@ -54,24 +63,15 @@ def _smaller(state: GraphState, known: dict[object, Difference | None]) -> Graph
     return None
 
 
-def _differences(
-    state: GraphState, known: dict[object, Difference | None]
-) -> Iterator[tuple[RewriteAction, Difference]]:
-    """What each move changes; those of the last state are remembered while they hold."""
-    for rule in state.sites:
-        for site, match in state.located(rule):
-            difference = known.get(match)
-            if match not in known or (difference is not None and not difference.holds(state.graph)):
-                try:
-                    difference = Difference.of(state.graph, match, state.matches.parameters)
-                except RewriteError:
-                    difference = None
-                known[match] = difference
-            if difference is not None:
-                yield RewriteAction(rule, site), difference
+def _told(state: GraphState, match: Match) -> tuple[Difference, Gain] | None:
+    try:
+        difference = Difference.of(state.graph, match, state.matches.parameters)
+    except RewriteError:
+        return None
+    return difference, _gain(state.graph, difference)
 
 
-def _gain(graph: Graph, difference: Difference) -> tuple[int, int]:
+def _gain(graph: Graph, difference: Difference) -> Gain:
     """Fewer operations at run time, and fewer elements written by them."""
     free = set(graph.weight_only)
     before = [graph.node(var) for var in difference.removed if var not in free]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +14,7 @@ from tvm.relax import transform
 from rlflow_tvm import ir
 from rlflow_tvm.errors import PlanError, RewriteError, RlflowError
 from rlflow_tvm.passes.family_pass import Family
+from rlflow_tvm.passes.files import read_whole, write_whole
 from rlflow_tvm.passes.rules import FAMILIES, TERMINATING_FAMILIES
 
 log = logging.getLogger("rlflow_tvm")
@@ -140,32 +138,14 @@ class OrderedPasses:
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, atomically; PlanError where that cannot be."""
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps({"format": FORMAT, "passes": list(self.order)}, indent=1) + "\n")
-            temporary.replace(path)
-        except OSError as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise PlanError(f"{path}: the order cannot be written ({error.strerror})") from error
+        write_whole(Path(path), FORMAT, {"passes": list(self.order)}, "pass order")
 
 
 def _load(path: str | Path) -> OrderedPasses:
     """Read what `OrderedPasses.save` wrote; PlanError names the file and what is wrong with it."""
-    try:
-        data = json.loads(Path(path).read_text())
-    except FileNotFoundError:
-        raise PlanError(f"{path}: no such file of ordered passes") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise PlanError(f"{path}: no file of ordered passes ({error})") from None
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        found = data.get("format") if isinstance(data, dict) else None
-        raise PlanError(f"{path}: format {found!r} of ordered passes, this version reads {FORMAT}: train again")
-    order = data.get("passes")
+    order = read_whole(Path(path), FORMAT, "pass order", "train again").get("passes")
     if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
-        raise PlanError(f"{path}: damaged file of ordered passes (passes is no list of texts)")
+        raise PlanError(f"{path}: damaged pass order file (passes is no list of texts)")
     try:
         return OrderedPasses(order)
     except PlanError as error:

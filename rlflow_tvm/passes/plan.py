@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlflow_tvm.errors import PlanError
+from rlflow_tvm.passes.files import read_whole, write_whole
 
 FORMAT = 1
 
@@ -58,36 +56,18 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, atomically."""
-        path = Path(path)
-        data = {
-            "format": FORMAT,
+        fields = {
             "start_hash": f"{self.start_hash:016x}",
             "end_hash": f"{self.end_hash:016x}",
             "lanes": self.lanes,
             "actions": list(self.actions),
         }
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(data, indent=1) + "\n")
-            temporary.replace(path)
-        except OSError as error:
-            with suppress(OSError):  # its folder may be a file
-                temporary.unlink(missing_ok=True)
-            raise PlanError(f"{path}: the plan cannot be written ({error.strerror})") from error
+        write_whole(Path(path), FORMAT, fields, "plan")
 
     @staticmethod
     def load(path: str | Path) -> Plan:
         """Read a plan file; PlanError names the file and what is wrong with it."""
-        try:
-            data = json.loads(Path(path).read_text())
-        except FileNotFoundError:
-            raise PlanError(f"{path}: no such plan file") from None
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise PlanError(f"{path}: not a plan file ({error})") from None
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            found = data.get("format") if isinstance(data, dict) else None
-            raise PlanError(f"{path}: plan format {found!r}, this version reads {FORMAT}: search again")
+        data = read_whole(Path(path), FORMAT, "plan", "search again")
         try:
             actions = data["actions"]
             if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):

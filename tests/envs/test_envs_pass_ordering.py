@@ -7,26 +7,15 @@ import numpy as np
 import pytest
 import tvm
 from gymnasium.utils.env_checker import check_env
-from tvm.relax import op as rx
 
 from rlflow_tvm.envs import PassOrderingEnv
 from rlflow_tvm.envs.ordering_states import OrderingStates, Recent
 from rlflow_tvm.envs.pass_ordering import METRICS, kernel_count, operation_count
-from rlflow_tvm.errors import EnvError
+from rlflow_tvm.errors import CostError, EnvError
 from rlflow_tvm.frontend.corpus import corpus_module
 from rlflow_tvm.passes import ordering
 from rlflow_tvm.passes.ordering import PASSES, apply_pass
-from tests.small_models import TARGET, conv_chain, module
-
-
-def wasteful() -> tvm.IRModule:
-    def body(emit, x, w):
-        y = emit(rx.permute_dims(emit(rx.permute_dims(x))))
-        a, b = emit(rx.matmul(y, w)), emit(rx.matmul(y, w))
-        emit(rx.exp(a))  # read by nothing
-        return rx.add(a, b)
-
-    return module({"x": (4, 6)}, {"w": (6, 8)}, body)
+from tests.small_models import TARGET, conv_chain, wasteful
 
 
 def made(**options) -> PassOrderingEnv:
@@ -130,6 +119,23 @@ def test_kernels_can_be_counted_instead():
     _, info = env.reset(options={"graph": "wasteful"})
     assert 0 < info["objective"] < info["operations"]
     assert act(env, "rules:transpose")[1] >= 0
+
+
+def test_what_the_objective_cannot_be_told_of_is_refused():
+    def objective(_mod, operations):
+        if "relax.exp" in operations.counts:
+            return float(operations.total)
+        if operations.total == 5:
+            raise CostError("it cannot be told")
+        return float("inf")
+
+    env = made(objective=objective, passes=("DeadCodeElimination", "rules:transpose", "EliminateCommonSubexpr"))
+    env.reset(options={"graph": "wasteful"})
+    assert "it cannot be told" in act(env, "DeadCodeElimination")[4]["refused"]
+    assert "fails" in act(env, "rules:transpose")[4]["refused"]
+    assert act(env, "EliminateCommonSubexpr")[4]["operations"] == 5
+    with pytest.raises(EnvError, match="cannot be priced as it is"):
+        env.reset(options={"graph": "convs"})
 
 
 def test_random_episodes_end_where_their_orders_lead():
