@@ -75,6 +75,36 @@ def test_every_pass_leaves_small_graphs_equal(name):
         assert range_error(outputs(made, arrays), outputs(mod, arrays)) < 1e-5
 
 
+def normalised(training: bool) -> tvm.IRModule:
+    def body(emit, x, w, gamma, beta, mean, variance):
+        normed = emit(rx.nn.batch_norm(emit(rx.nn.conv2d(x, w)), gamma, beta, mean, variance, 1, training=training))
+        return emit(relax.TupleGetItem(normed, 0))
+
+    vectors = dict.fromkeys(("gamma", "beta", "mean", "variance"), (8,))
+    return module({"x": (1, 4, 6, 6)}, {"w": (8, 4, 3, 3), **vectors}, body)
+
+
+def test_batch_normalisations_are_folded_where_weights_are_parameters_and_layouts_converted_after():
+    mod = normalised(training=False)
+    made = apply_pass(mod, "FoldBatchnormToConv2D")
+    assert Operations.of(Graph.from_module(made)).counts == {"relax.nn.conv2d": 1, "relax.add": 1}
+    converted = apply_pass(made, "ConvertLayoutNHWC")  # TVM's own ends the process here
+    assert Operations.of(Graph.from_module(converted)).counts["relax.permute_dims"] == 2
+    rng = np.random.default_rng(0)
+    arrays = [
+        rng.uniform(0.5, 1.5, [int(e) for e in p.ty.shape.values]).astype("float32") for p in mod["main"].params
+    ]
+    expected = outputs(mod, arrays)
+    assert range_error(outputs(made, arrays), expected) < 1e-5
+    assert range_error(outputs(converted, arrays), expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["FoldBatchnormToConv2D", "DecomposeOpsForInference"])
+def test_batch_normalisations_in_training_are_left(name):
+    with pytest.raises(RewriteError, match=f"pass {name}.* is in training"):
+        apply_pass(normalised(training=True), name)
+
+
 @pytest.fixture(scope="module")
 def slices() -> list[tuple[CorpusGraph, list[np.ndarray], list[np.ndarray]]]:
     """A slice of each family's training, with arguments and what it gives for them."""

@@ -1,0 +1,102 @@
+"""Passes around TVM's own: where those need constants, end the process, or change what is computed."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax, tirx
+
+from rlflow_tvm import ir
+from rlflow_tvm.errors import RewriteError
+
+
+@tvm.transform.module_pass(opt_level=0, name="rlflow_tvm.OnConstants")
+class OnConstants:
+    """Let `inner`, which looks for constants, see each weight of `main` as one, and put the weights back behind it.
+
+    `inner` may build with constants, not read them: what stands in for the weights holds no numbers.
+    """
+
+    def __init__(self, inner: tvm.transform.Pass) -> None:
+        self._inner = inner
+
+    def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        func = mod["main"]
+        weights = func.params[ir.num_inputs(func) :]
+        stand_ins = {
+            weight: tvm.runtime.empty([int(extent) for extent in weight.ty.shape.values], str(weight.ty.dtype))
+            for weight in weights
+        }
+        seen = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
+        seen["main"] = func.bind_params(stand_ins)
+        made = self._inner(seen)
+        after = made["main"]
+        body = _WeightsBack({tensor.data_ptr(): weight for weight, tensor in stand_ins.items()}).visit_expr(after.body)
+        made["main"] = relax.Function(
+            [*after.params, *weights], body, after.ret_ty, after.is_pure, func.attrs, after.span
+        )
+        return made
+
+
+@relax.expr_functor.mutator
+class _WeightsBack(relax.PyExprMutator):
+    def __init__(self, weights: dict[int, relax.Var]) -> None:
+        super().__init__()
+        self._weights = weights
+
+    def visit_generic_const_(self, op: tvm.ir.GenericConst) -> relax.Expr:
+        return self._weights.get(op.value.data_ptr(), op)
+
+
+@tvm.transform.module_pass(opt_level=0, name="rlflow_tvm.ScalarsAsTensors")
+class ScalarsAsTensors:
+    """Make constants (of no dimension) of the bare numbers that elementwise operators take beside a tensor.
+
+    `FoldBatchnormToConv2D` leaves such a number, and on one `ConvertLayout` ends the process (segmentation fault).
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        made = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
+        made["main"] = _ScalarsAsTensors().visit_expr(mod["main"])
+        return made
+
+
+_BINARY = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("add", "divide", "equal", "floor_divide", "floor_mod", "greater", "greater_equal", "less", "less_equal"),
+        *("maximum", "minimum", "mod", "multiply", "not_equal", "power", "subtract"),
+    )
+)
+
+
+@relax.expr_functor.mutator
+class _ScalarsAsTensors(relax.PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        if not isinstance(call.op, tvm.ir.Op) or call.op.name not in _BINARY:
+            return call
+        args = [
+            relax.const(arg.value, str(other.ty.dtype)) if isinstance(arg, tirx.IntImm | tirx.FloatImm) else arg
+            for arg, other in zip(call.args, reversed(call.args), strict=True)
+        ]
+        return relax.Call(call.op, args, call.attrs, call.ty_args, call.span)
+
+
+@tvm.transform.module_pass(opt_level=0, name="rlflow_tvm.ForInference")
+class ForInference:
+    """`inner`, which takes each batch normalisation's moments from its operands; RewriteError where one of `main` is to
+    take them from the batch (`training`)."""
+
+    def __init__(self, inner: tvm.transform.Pass) -> None:
+        self._inner = inner
+
+    def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        def check(expr: relax.Expr) -> None:
+            if isinstance(expr, relax.Call) and expr.op == _BATCH_NORM and expr.attrs["training"]:
+                raise RewriteError("a batch normalisation of it is in training: import the model for inference")
+
+        relax.analysis.post_order_visit(mod["main"], check)
+        return self._inner(mod)
+
+
+_BATCH_NORM = tvm.ir.Op.get("relax.nn.batch_norm")
