@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+import numpy as np
 import tvm
 
 from rlflow_tvm.envs import PassOrderingEnv
@@ -19,14 +20,18 @@ from rlflow_tvm.passes import OrderedPasses
 from rlflow_tvm.passes.ordering import PASSES, applied
 
 CHECKPOINT, ORDER, LOG = "agent.safetensors", "best.order.json", "progress.jsonl"
-_CANDIDATES, _TRIED_ON = 8, 32
+_CANDIDATES, _TRIED_ON, _TOLD_OF = 8, 32, 64
 _EPISODES_A_LINE = 20
 
 
 @dataclass(frozen=True)
 class OrderingOutcome:
-    """What a training left behind. `left`: the geometric mean over the graphs it was trained on of what is left of the
-    objective after the agent's own orders; `common_left`: after the order in `order`, which is one for all."""
+    """What a training left behind.
+
+    `left`: the geometric mean over the graphs it was trained on (where they are many, over some 64, evenly taken) of
+    what is left of the objective after the agent's own orders; `common_left`: after the order in `order`, which is one
+    for all.
+    """
 
     agent: str
     seed: int
@@ -61,6 +66,37 @@ def find_order(env: PassOrderingEnv, agent: Any, graph: str) -> tuple[tuple[str,
     while not ended:
         observation, _, ended, _, info = env.step(agent.act(observation, env.action_masks()))
     return info["best_order"], info["best_objective"] / info["start_objective"]
+
+
+class RandomPasses:
+    """Acts at random, each pass that may change anything as likely as another; never stops before the horizon."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def act(self, _observation: np.ndarray, mask: np.ndarray) -> int:
+        passes = np.flatnonzero(mask[:-1])
+        return int(self._rng.choice(passes)) if passes.size else len(mask) - 1
+
+
+def greedy_order(env: PassOrderingEnv, graph: str, budget: int | None = None) -> tuple[tuple[str, ...], float, int]:
+    """The pass that leaves least, again and again while one leaves less, of at most `budget` tries; what it leaves of
+    the objective, and how many passes were tried."""
+    _, info = env.reset(options={"graph": graph})
+    start = objective = info["objective"]
+    order: tuple[str, ...] = ()
+    tried, improved = 0, True
+    while improved and len(order) < env.horizon:
+        improved = False
+        best = objective, ""
+        for name in env.passes[: None if budget is None else max(0, budget - tried)]:
+            left = env.after(name)
+            tried += 1
+            best = min(best, (objective if left is None else left, name))
+        if best[0] < objective:
+            env.step(env.passes.index(best[1]))
+            objective, order, improved = best[0], (*order, best[1]), True
+    return order, objective / start, tried
 
 
 def left_by(env: PassOrderingEnv, order: tuple[str, ...], graph: str) -> float:
@@ -122,13 +158,19 @@ def train_on_graphs(
         metadata={"passes": list(env.passes), "operators": env.operators, "horizon": horizon, "reward": reward,
                   "shaping": shaping, "seed": seed, "graphs": list(graphs)},
     )  # fmt: skip
-    found = {name: find_order(env, trained, name) for name in graphs}
+    found = {name: find_order(env, trained, name) for name in _some(graphs, _TOLD_OF)}
     order, common = common_order(env, found)
     OrderedPasses(order).save(out / ORDER)
     return OrderingOutcome(
         agent, seed, len(graphs), done, len(ratios), geometric_mean([left for _, left in found.values()]), common,
         str(out / ORDER), str(out / CHECKPOINT), time.perf_counter() - began,
     )  # fmt: skip
+
+
+def _some(names: Iterable[str], enough: int) -> list[str]:
+    """All, or where there are many so many of them or a few more, evenly taken."""
+    every = list(names)
+    return every[:: max(1, len(every) // enough)]
 
 
 def common_order(
@@ -138,7 +180,7 @@ def common_order(
     them, evenly taken), and how much."""
     best = sorted(found.values(), key=lambda each: (each[1], each[0]))
     candidates = list(dict.fromkeys(order for order, _ in best))[:_CANDIDATES]
-    names = list(found)[:: max(1, len(found) // _TRIED_ON)]
+    names = _some(found, _TRIED_ON)
     left = {order: geometric_mean([left_by(env, order, name) for name in names]) for order in candidates}
     order = min(left, key=lambda each: (left[each], each))
     return order, left[order]

@@ -6,13 +6,22 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import tvm
 
 from rlflow_tvm import ir
 from rlflow_tvm.envs import PassOrderingEnv
 from rlflow_tvm.errors import UsageError
-from rlflow_tvm.ordering import LearnedOrder, common_order, left_by, train_on_graphs
+from rlflow_tvm.ordering import (
+    LearnedOrder,
+    RandomPasses,
+    common_order,
+    find_order,
+    greedy_order,
+    left_by,
+    train_on_graphs,
+)
 from rlflow_tvm.passes import OrderedPasses
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.operations import Operations
@@ -47,6 +56,22 @@ def test_the_common_order_is_the_best_for_all():
     good, poor = ("DeadCodeElimination", "rules:transpose"), ("EliminateCommonSubexpr",)
     assert left_by(env, good, "a") == pytest.approx(3 / 6)
     assert common_order(env, {"a": (poor, 0.1), "b": (good, 0.5)}) == (good, pytest.approx(0.5))
+
+
+def test_greedy_search_takes_what_leaves_least_and_stops():
+    env = PassOrderingEnv({"a": wasteful()}, passes=("DeadCodeElimination", "LambdaLift", "rules:transpose"))
+    order, left, tried = greedy_order(env, "a")
+    assert (order, left, tried) == (("rules:transpose",), pytest.approx(3 / 6), 6)
+    assert greedy_order(env, "a", budget=2) == (("DeadCodeElimination",), pytest.approx(5 / 6), 2)
+    assert env.after("DeadCodeElimination") is None
+
+
+def test_random_passes_are_of_those_that_may_change_something():
+    act = RandomPasses(0).act
+    assert {act(np.zeros(1), np.array([True, False, True, True])) for _ in range(50)} == {0, 2}
+    assert act(np.zeros(1), np.array([False, False, True])) == 2
+    env = PassOrderingEnv({"a": wasteful()})
+    assert find_order(env, RandomPasses(0), "a") == find_order(env, RandomPasses(0), "a")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

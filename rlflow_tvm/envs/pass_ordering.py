@@ -181,6 +181,13 @@ class PassOrderingEnv(gymnasium.Env[np.ndarray, np.int64]):
         reward += self._shaped(before, None if ended else after)
         return self._observation(), reward, ended, False, self._info(step.secs, step.refused)
 
+    def after(self, name: str) -> float | None:
+        """The objective of what the pass would make of the module now; None where it would change nothing."""
+        step = self._states.step(self._at(), name, self._start, self._order)
+        if step.key == self._at():
+            return None
+        return self._states.facts(step.key, self._start, (*self._order, name)).objective
+
     def action_masks(self) -> np.ndarray:
         """(P + 1,) bool: which actions may change anything, stop included; as sb3-contrib asks for it."""
         return np.append(~self._masked, True)

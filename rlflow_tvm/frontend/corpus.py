@@ -117,7 +117,7 @@ def structure(mod: tvm.IRModule) -> str:
 
 def _sliced(mod: tvm.IRModule, rng: np.random.Generator) -> tvm.IRModule | None:
     """A run of the graph's nodes as a graph: what it reads from outside are its parameters, inputs first; what is read
-    outside are its results. None where it would compute nothing that is a tensor."""
+    outside are its results. None where it would compute nothing that is a tensor, or from weights alone."""
     graph = Dataflow.from_module(mod)
     length = min(int(rng.integers(*_SLICE_NODES)), len(graph.nodes) - 1)
     first = int(rng.integers(0, len(graph.nodes) - length))
@@ -129,9 +129,21 @@ def _sliced(mod: tvm.IRModule, rng: np.random.Generator) -> tvm.IRModule | None:
     if not results or any(not isinstance(var.ty, relax.TensorType) for var in read):
         return None
     weights = set(graph.params[graph.inputs :])
+    if not _works(nodes, set(read) - weights):
+        return None
     ordered = [*(var for var in read if var not in weights), *(var for var in read if var in weights)]
     params = {var: relax.Var(f"p{i}", var.ty) for i, var in enumerate(ordered)}
     return _built(nodes, params, results, sum(var not in weights for var in read))
+
+
+def _works(nodes: tuple[Node, ...], given: set[relax.Var]) -> bool:
+    """Whether something is called that depends on what is given."""
+    found = False
+    for node in nodes:
+        if not given.isdisjoint(node.inputs):
+            given.add(node.var)
+            found = found or isinstance(node.value, relax.Call)
+    return found
 
 
 def _built(

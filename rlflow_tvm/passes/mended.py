@@ -51,7 +51,8 @@ class _WeightsBack(relax.PyExprMutator):
 class ScalarsAsTensors:
     """Make constants (of no dimension) of the bare numbers that elementwise operators take beside a tensor.
 
-    `FoldBatchnormToConv2D` leaves such a number, and on one `ConvertLayout` ends the process (segmentation fault).
+    `FoldBatchnormToConv2D` leaves such numbers, and on one `ConvertLayout` ends the process (segmentation fault).
+    RewriteError for an operand that is neither a tensor nor a number written down.
     """
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
@@ -79,6 +80,8 @@ class _ScalarsAsTensors(relax.PyExprMutator):
             relax.const(arg.value, str(other.ty.dtype)) if isinstance(arg, tirx.IntImm | tirx.FloatImm) else arg
             for arg, other in zip(call.args, reversed(call.args), strict=True)
         ]
+        if not all(isinstance(arg.ty, relax.TensorType) for arg in args):
+            raise RewriteError(f"{call.op.name} takes {args}, not all of which are tensors")
         return relax.Call(call.op, args, call.attrs, call.ty_args, call.span)
 
 

@@ -45,7 +45,9 @@ PASSES: dict[str, Callable[[], tvm.transform.Pass]] = {
     "EliminateCommonSubexpr": transform.EliminateCommonSubexpr,
     "ExpandMatmulOfSum": transform.ExpandMatmulOfSum,
     "ExpandTupleArguments": transform.ExpandTupleArguments,
-    "FoldBatchnormToConv2D": lambda: ForInference(OnConstants(transform.FoldBatchnormToConv2D())),
+    "FoldBatchnormToConv2D": lambda: ForInference(
+        _one_after_another(lambda: OnConstants(transform.FoldBatchnormToConv2D()), ScalarsAsTensors)
+    ),
     "FoldConstant": transform.FoldConstant,
     # it leaves the functions that it fused behind, unused
     "FuseTransposeMatmul": partial(_one_after_another, transform.FuseTransposeMatmul, transform.DeadCodeElimination),

@@ -11,6 +11,8 @@ from tvm import relax
 from rlflow_tvm import ir
 from rlflow_tvm.frontend.corpus import CorpusGraph, corpus, corpus_module, structure
 from rlflow_tvm.frontend.corpus_models import FAMILIES
+from rlflow_tvm.passes.graph import Graph
+from rlflow_tvm.passes.operations import Operations
 from tests.small_models import TARGET
 
 
@@ -23,6 +25,7 @@ def test_graphs_are_well_formed_and_static(graphs):
     for graph in graphs:
         relax.analysis.well_formed(graph.mod)
         ir.check_static(graph.mod["main"])
+        assert Operations.of(Graph.from_module(graph.mod)).total, graph.name
 
 
 def test_every_family_is_there_trained_used_and_in_slices(graphs):

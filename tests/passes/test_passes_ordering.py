@@ -91,9 +91,7 @@ def test_batch_normalisations_are_folded_where_weights_are_parameters_and_layout
     converted = apply_pass(made, "ConvertLayoutNHWC")  # TVM's own ends the process here
     assert Operations.of(Graph.from_module(converted)).counts["relax.permute_dims"] == 2
     rng = np.random.default_rng(0)
-    arrays = [
-        rng.uniform(0.5, 1.5, [int(e) for e in p.ty.shape.values]).astype("float32") for p in mod["main"].params
-    ]
+    arrays = [rng.uniform(0.5, 1.5, [int(e) for e in p.ty.shape.values]).astype("float32") for p in mod["main"].params]
     expected = outputs(mod, arrays)
     assert range_error(outputs(made, arrays), expected) < 1e-5
     assert range_error(outputs(converted, arrays), expected) < 1e-5

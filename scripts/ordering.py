@@ -1,0 +1,246 @@
+"""Agents that put passes in order, on the corpus: trained on its training graphs, tried on those held out.
+
+    python scripts/ordering.py --steps 16384 --seeds 5 --out runs/ordering
+    python scripts/ordering_report.py runs/ordering
+
+Leaves OUT/baselines.json (default orders, greedy search, random orders), OUT/AGENT.STEPS.SEED.json for each training
+(`ppo+shaping` and `ppo+value-metrics` are the paper's variants), OUT/checks.json (every module that any order made of a
+held-out graph, run against its original) and OUT/times.json (whole held-out graphs, compiled and timed in interleaved
+rounds). What is there is not made again. An order is the one that left fewest operations on the way of one episode of
+32 passes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from rlflow_tvm import ir
+from rlflow_tvm.cli import parse_target, progress_bar, write_json
+from rlflow_tvm.cost import export_library, measure_interleaved
+from rlflow_tvm.envs import PassOrderingEnv
+from rlflow_tvm.frontend import random_inputs
+from rlflow_tvm.frontend.corpus import corpus
+from rlflow_tvm.ordering import LOG, RandomPasses, find_order, greedy_order, train_on_graphs
+from rlflow_tvm.passes.ordering import CLEANING_ORDER, DOCUMENTED_ORDER, applied
+from rlflow_tvm.verify import TOLERANCE, flatten, range_error
+
+AGENTS = ("ppo", "a2c", "dqn", "trpo", "maskable-ppo")
+VARIANTS = ("ppo+shaping", "ppo+value-metrics")
+DEFAULTS = {"documented": DOCUMENTED_ORDER, "cleaning": CLEANING_ORDER}
+Order = Sequence[str]
+
+
+@cache
+def graphs(test: bool) -> dict[str, tvm.IRModule]:
+    """Of the corpus, in the working form."""
+    return {graph.name: graph.mod for graph in corpus() if graph.test == test}
+
+
+def baselines(out: Path, seeds: int) -> None:
+    """What needs no training, on each held-out graph."""
+    path = out / "baselines.json"
+    if path.exists():
+        return
+    env = PassOrderingEnv(graphs(test=True), reward="saving")
+    rows = {}
+    with progress_bar("baselines") as bar:
+        for done, name in enumerate(env.names):
+            bar(done, len(env.names), name)
+            rows[name] = baseline(env, name, seeds)
+    write_json(path, rows)
+
+
+def baseline(env: PassOrderingEnv, name: str, seeds: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"operations": env.objective(env.start(name)), "random": []}
+    for default, order in DEFAULTS.items():
+        _, info = env.reset(options={"graph": name})
+        for each in order:
+            info = env.step(env.passes.index(each))[4]
+        row[default] = {"order": order, "left": info["objective"] / info["start_objective"]}
+        best = info["best_objective"] / info["start_objective"]
+        row[f"{default}, best on the way"] = {"order": info["best_order"], "left": best}
+    for label, budget in (("greedy", None), ("greedy, 32 tries", env.horizon)):
+        order, left, tried = greedy_order(env, name, budget)
+        row[label] = {"order": order, "left": left, "tried": tried}
+    for seed in range(seeds):
+        order, left = find_order(env, RandomPasses(seed), name)
+        row["random"].append({"order": order, "left": left})
+    return row
+
+
+def train(agent: str, steps: int, seed: int, out: Path) -> None:
+    """One training, and the orders that the agent finds on held-out graphs."""
+    name, _, variant = agent.partition("+")
+    with tempfile.TemporaryDirectory(dir=out) as folder:
+        outcome = train_on_graphs(
+            graphs(test=False), name, steps=steps, seed=seed, out=Path(folder) / "agent",
+            shaping=variant == "shaping", value_metrics=variant == "value-metrics",
+        )  # fmt: skip
+        from rlflow_tvm.agents.ordering import OrderingAgent
+
+        trained = OrderingAgent.load(outcome.checkpoint)
+        log = [json.loads(line) for line in (Path(folder) / "agent" / LOG).read_text().splitlines()]
+        common = json.loads(Path(outcome.order).read_text())["passes"]
+    env = PassOrderingEnv(graphs(test=True), reward="saving")
+    began = time.perf_counter()
+    found = {graph: find_order(env, trained, graph) for graph in env.names}
+    acted = time.perf_counter() - began
+    starts = {graph: env.objective(env.start(graph)) for graph in env.names}
+    common_left = {graph: env.objective(applied(common, env.start(graph))) / starts[graph] for graph in env.names}
+    row = {
+        "agent": agent, "steps": steps, "seed": seed, "wall_secs": outcome.wall_secs, "log": log,
+        "env_steps": outcome.env_steps, "trained_left": outcome.left, "acting_secs": acted / len(env.names),
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "graphs": {graph: {"order": order, "left": left} for graph, (order, left) in found.items()},
+        "common": {"order": common, "left": common_left},
+    }  # fmt: skip
+    write_json(out / f"{agent}.{steps}.{seed}.json", row)
+
+
+def trainings(out: Path, agents: Sequence[str], steps: int, seeds: int, jobs: int) -> None:
+    """Those that are missing, each in a process of its own."""
+    missing = [
+        (agent, steps, seed, out)
+        for seed in range(seeds)
+        for agent in agents
+        if not (out / f"{agent}.{steps}.{seed}.json").exists()
+    ]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool, progress_bar("training") as bar:
+        for done, future in enumerate([pool.submit(train, *each) for each in missing]):
+            bar(done, len(missing), "{0} seed {2}".format(*missing[done]))
+            future.result()
+
+
+def orders_of(out: Path) -> dict[str, set[tuple[str, ...]]]:
+    """Held-out graph -> every order that something found for it."""
+    found: dict[str, set[tuple[str, ...]]] = {}
+    for path in sorted(out.glob("*.json")):
+        row = json.loads(path.read_text())
+        if path.stem == "baselines":
+            for graph, each in row.items():
+                told = [*each["random"], *(value for value in each.values() if isinstance(value, dict))]
+                found.setdefault(graph, set()).update(tuple(value["order"]) for value in told)
+        elif "graphs" in row:
+            for graph, each in row["graphs"].items():
+                found.setdefault(graph, set()).update({tuple(each["order"]), tuple(row["common"]["order"])})
+    return found
+
+
+def checks(out: Path) -> None:
+    """Run every different module against the graph that it was made of, on random numbers."""
+    path = out / "checks.json"
+    rows = json.loads(path.read_text()) if path.exists() else {}
+    found = orders_of(out)
+    with progress_bar("checking") as bar:
+        for done, (name, orders) in enumerate(found.items()):
+            bar(done, len(found), name)
+            mod = graphs(test=True)[name]
+            made = {tvm_ffi.structural_hash(each) & (2**64 - 1): each for each in (applied(o, mod) for o in orders)}
+            row = rows.setdefault(name, {})
+            missing = {f"{key:016x}": each for key, each in made.items() if f"{key:016x}" not in row}
+            if missing:
+                arrays = arguments(mod)
+                expected = outputs(mod, arrays)
+                row.update({key: range_error(outputs(each, arrays), expected) for key, each in missing.items()})
+                write_json(path, rows)
+    errors = [error for row in rows.values() for error in row.values()]
+    wrong = sum(error > TOLERANCE for error in errors)
+    print(f"{len(errors)} modules of {len(rows)} graphs: {wrong} differ, largest difference {max(errors):.1e}")
+
+
+def arguments(mod: tvm.IRModule) -> list[np.ndarray]:
+    """For all parameters of a module in the working form: positive numbers, roots and logarithms being there."""
+    func = mod["main"]
+    every = tvm.IRModule({"main": func.with_attr("num_input", len(func.params))})
+    arrays = random_inputs(every, 0).values()
+    return [np.abs(array) + np.asarray(0.5, array.dtype) if array.dtype.kind == "f" else array for array in arrays]
+
+
+def outputs(mod: tvm.IRModule, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    machine = relax.VirtualMachine(tvm.compile(mod, parse_target("llvm -opt-level=1")), tvm.cpu())
+    return [tensor.numpy() for tensor in flatten(machine["main"](*map(tvm.runtime.tensor, arrays)))]
+
+
+def times(out: Path, agent: str, steps: int, rounds: int) -> None:
+    """Whole held-out graphs by TVM's default build: as they are, in the default order, in the agent's of each seed."""
+    path = out / "times.json"
+    rows = json.loads(path.read_text()) if path.exists() else {}
+    trained = [json.loads(each.read_text()) for each in sorted(out.glob(f"{agent}.{steps}.*.json"))]
+    names = [name for name in graphs(test=True) if "." not in name]
+    target = parse_target("llvm")
+    with progress_bar("timing") as bar:
+        for done, name in enumerate(names):
+            bar(done, len(names), name)
+            if name not in rows:
+                best = min((row["graphs"][name] for row in trained), key=lambda each: (each["left"], each["order"]))
+                rows[name] = timed(graphs(test=True)[name], {"documented": DOCUMENTED_ORDER, agent: best["order"]},
+                                   target, rounds)  # fmt: skip
+                write_json(path, rows)
+
+
+def timed(mod: tvm.IRModule, orders: dict[str, Order], target: tvm.target.Target, rounds: int) -> dict[str, Any]:
+    inputs = ir.num_inputs(mod["main"])
+    arrays = [array / array.max() if array.dtype.kind == "f" else array for array in arguments(mod)]
+    weights = {
+        param.name: tvm.runtime.tensor(array)
+        for param, array in zip(mod["main"].params[inputs:], arrays[inputs:], strict=True)
+    }
+    env = PassOrderingEnv({"main": mod})
+    made = {"as it is": mod, **{label: applied(order, mod) for label, order in orders.items()}}
+    with tempfile.TemporaryDirectory() as folder:
+        candidates = {
+            label: export_library(
+                ir.Detached(each, weights).bind(), target, Path(folder) / f"{number}.so",
+                relax.get_pipeline("default_build"),
+            )
+            for number, (label, each) in enumerate(made.items())
+        }  # fmt: skip
+        measured = measure_interleaved(candidates, arrays[:inputs], rounds, threads=1)
+    return {
+        label: {"round_secs": each.round_secs, "operations": env.objective(made[label])}
+        for label, each in measured.items()
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agents", nargs="+", default=[*AGENTS, *VARIANTS], choices=[*AGENTS, *VARIANTS])
+    parser.add_argument("--steps", type=int, default=16_384, help="environment steps of a training")
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
+    parser.add_argument("--timed", default="ppo", help="the agent whose graphs are timed")
+    parser.add_argument("--rounds", type=int, default=5, help="of timing")
+    parser.add_argument("--only", choices=["baselines", "trainings", "checks", "times"], help="do only this")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.only in (None, "baselines"):
+        baselines(options.out, options.seeds)
+    if options.only in (None, "trainings"):
+        trainings(options.out, options.agents, options.steps, options.seeds, options.jobs)
+    if options.only in (None, "checks"):
+        checks(options.out)
+    if options.only in (None, "times"):
+        times(options.out, options.timed, options.steps, options.rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""Tables of what `scripts/ordering.py` left in a folder, as Markdown, and the curves of the trainings.
+
+    python scripts/ordering_report.py runs/ordering
+
+`left`: the geometric mean over the held-out graphs of what is left of the operations. `against documented` and `against
+cleaning`: the geometric mean of (left by that default order) / (left here), less one: the paper's measure. `at least as
+good`: the share of graphs where that is no less than nought. An interval is Student's 95 % over the seeds. Writes
+FOLDER/report.md and FOLDER/curves.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import matplotlib
+import numpy as np
+from agents_report import told
+
+from rlflow_tvm.verify import TOLERANCE
+
+Left = Mapping[str, float]
+DEFAULTS = ("documented", "cleaning")
+
+
+def percent(values: Sequence[float], digits: int = 1) -> str:
+    return told([100 * value for value in values], digits) + " %"
+
+
+def line(label: str, runs: Sequence[Left], defaults: Mapping[str, Left], *more: str) -> str:
+    """A row of the table; `runs`: what each seed leaves of each graph."""
+    cells = [label, str(len(runs)), percent([geometric_mean(run.values()) for run in runs])]
+    for left in defaults.values():
+        cells.append(percent([geometric_mean(left[name] / run[name] for name in run) - 1 for run in runs]))
+        cells.append(percent([float(np.mean([run[n] <= left[n] + 1e-9 for n in run])) for run in runs], 0))
+    return f"| {' | '.join([*cells, *more])} |"
+
+
+def without_training(rows: Mapping[str, Any]) -> Iterator[tuple[str, list[Left], str]]:
+    """Label, what each seed leaves, passes tried on a graph."""
+    first = next(iter(rows.values()))
+    for label in first:
+        if label in ("operations", "random"):
+            continue
+        tried = [row[label].get("tried", len(row[label]["order"])) for row in rows.values()]
+        yield label, [{name: row[label]["left"] for name, row in rows.items()}], f"{np.mean(tried):.0f}"
+    runs = [{name: row["random"][seed]["left"] for name, row in rows.items()} for seed in range(len(first["random"]))]
+    yield "random", runs, "32"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    rows = json.loads((folder / "baselines.json").read_text())
+    defaults = {default: {name: row[default]["left"] for name, row in rows.items()} for default in DEFAULTS}
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob("*.json")):
+        row = json.loads(path.read_text())
+        if "agent" in row:
+            found.setdefault((row["agent"], row["steps"]), []).append(row)
+    lines = [
+        "| order by | seeds | left | against documented | at least as good | against cleaning | at least as good | "
+        "passes tried on a graph | training, s | steps a second | peak, MiB |",
+        f"|{'---|' * 11}",
+    ]
+    table = []
+    for label, runs, tried in without_training(rows):
+        table.append((geometric_mean(runs[0].values()), line(label, runs, defaults, tried, "", "", "")))
+    for (agent, steps), runs in found.items():
+        lefts = [{name: each["left"] for name, each in run["graphs"].items()} for run in runs]
+        more = (
+            "at most 32",
+            f"{np.median([run['wall_secs'] for run in runs]):.0f}",
+            f"{np.median([run['log'][-1]['env_steps'] / run['log'][-1]['secs'] for run in runs]):.0f}",
+            f"{max(run['peak_mib'] for run in runs):.0f}",
+        )
+        table.append((geometric_mean(lefts[0].values()), line(f"{agent}, {steps} steps", lefts, defaults, *more)))
+        common = [run["common"]["left"] for run in runs]
+        label = f"{agent}, {steps} steps: one order for all"
+        table.append((geometric_mean(common[0].values()), line(label, common, defaults, "", "", "", "")))
+    lines += [text for _, text in sorted(table)]
+    lines += ["", *by_family(rows, found, defaults), "", *run_times(folder), "", *equality(folder)]
+    (folder / "report.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    curves(found, folder / "curves.png")
+    return 0
+
+
+def by_family(
+    rows: Mapping[str, Any], found: Mapping[tuple[str, int], list[dict[str, Any]]], defaults: Mapping[str, Left]
+) -> list[str]:
+    """Operations left, by what the graphs are."""
+    kinds = sorted({"-".join(name.split("-")[:2]) for name in rows})
+    lines = [f"| left of | graphs | {' | '.join(kinds)} |", f"|{'---|' * (len(kinds) + 2)}"]
+    lefts: dict[str, list[Left]] = {label: [left] for label, left in defaults.items()}
+    lefts["greedy"] = [{name: row["greedy"]["left"] for name, row in rows.items()}]
+    for (agent, steps), runs in found.items():
+        lefts[f"{agent}, {steps}"] = [{n: each["left"] for n, each in run["graphs"].items()} for run in runs]
+    for label, seeds in lefts.items():
+        cells = [
+            percent(
+                [geometric_mean(left for name, left in run.items() if name.startswith(f"{kind}-")) for run in seeds]
+            )
+            for kind in kinds
+        ]
+        lines.append(f"| {label} | {len(rows)} | {' | '.join(cells)} |")
+    return lines
+
+
+def run_times(folder: Path) -> list[str]:
+    """What fewer operations did to run time: medians over the rounds of ratios, geometric means over graphs."""
+    path = folder / "times.json"
+    if not path.exists():
+        return []
+    rows = json.loads(path.read_text())
+    labels = list(next(iter(rows.values())))
+    lines = [
+        f"| {len(rows)} graphs, TVM's default build | operations left | run time left | slower |",
+        "|---|---|---|---|",
+    ]
+    for label in labels[1:]:
+        left, ratios = [], []
+        for row in rows.values():
+            left.append(row[label]["operations"] / row[labels[0]]["operations"])
+            rounds = zip(row[label]["round_secs"], row[labels[0]]["round_secs"], strict=True)
+            ratios.append(float(np.median([new / old for new, old in rounds])))
+        slower = sum(ratio > 1.02 for ratio in ratios)
+        means = (f"{100 * geometric_mean(each):.1f} %" for each in (left, ratios))
+        lines.append(f"| {label} | {' | '.join(means)} | {slower} |")
+    return lines
+
+
+def equality(folder: Path) -> list[str]:
+    path = folder / "checks.json"
+    if not path.exists():
+        return []
+    errors = {(name, key): error for name, row in json.loads(path.read_text()).items() for key, error in row.items()}
+    wrong = [f"{name} ({error:.1e})" for (name, _), error in errors.items() if error > TOLERANCE]
+    told_wrong = f"{len(wrong)} differ: {', '.join(wrong)}" if wrong else "none differs"
+    return [f"{len(errors)} modules run against their originals: {told_wrong}; largest difference "
+            f"{max(errors.values()):.1e} of an output's range."]  # fmt: skip
+
+
+def curves(found: Mapping[tuple[str, int], list[dict[str, Any]]], path: Path) -> None:
+    """Operations left in training, over its steps; the mean over seeds."""
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for (agent, steps), runs in found.items():
+        points = np.linspace(0, steps, 33)[1:]
+        each = [
+            np.interp(points, [row["env_steps"] for row in run["log"]], [100 * row["left"] for row in run["log"]])
+            for run in runs
+        ]
+        axes.plot(points, np.mean(each, axis=0), label=f"{agent} ({len(runs)} seeds)")
+    axes.set_xlabel("environment steps")
+    axes.set_ylabel("% of operations left at best, last 20 episodes")
+    axes.legend()
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
