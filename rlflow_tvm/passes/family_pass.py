@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import tvm
 from tvm import relax
 
@@ -32,12 +34,26 @@ class Family:
         self._ruleset = RuleSet(FAMILIES[family], 1)
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        state = GraphState.from_module(mod, self._ruleset)
+        state = _beginning(mod).under(self._ruleset)
         known: Known = {}
         following = _smaller(state, known)
         while following is not None:
             state, following = following, _smaller(following, known)
         return state.bound() if state.actions else mod
+
+
+_READ: deque[tuple[tvm.IRModule, GraphState]] = deque(maxlen=4)
+
+
+def _beginning(mod: tvm.IRModule) -> GraphState:
+    """The module's graph, remembered: one family is mostly tried after another on the same module, and reading the
+    graph takes longer than most families do on it."""
+    for known, state in _READ:
+        if known.same_as(mod):
+            return state
+    state = GraphState.from_module(mod, RuleSet((), 1))
+    _READ.append((mod, state))
+    return state
 
 
 Gain = tuple[int, int]

@@ -79,6 +79,12 @@ class GraphState:
         """The state that this one was reached from, with no action taken: the same module and weights."""
         return GraphState._beginning(self.start, self.ruleset)
 
+    def under(self, ruleset: RuleSet) -> GraphState:
+        """This graph under other rules, as a state with no action taken yet; RewriteError where one was."""
+        if self.actions:
+            raise RewriteError("only a state with no action taken can be put under other rules")
+        return GraphState(self.start, Matches.of(self.graph, ruleset), (), self.start_hash)
+
     @property
     def graph(self) -> Graph:
         return self._matches.graph
