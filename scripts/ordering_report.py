@@ -18,9 +18,8 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-import matplotlib
 import numpy as np
-from agents_report import told
+from agents_report import pyplot, told
 
 from rlflow_tvm.verify import TOLERANCE
 
@@ -149,9 +148,7 @@ def equality(folder: Path) -> list[str]:
 
 def curves(found: Mapping[tuple[str, int], list[dict[str, Any]]], path: Path) -> None:
     """Operations left in training, over its steps; the mean over seeds."""
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     for (agent, steps), runs in found.items():
         points = np.linspace(0, steps, 33)[1:]
@@ -164,6 +161,7 @@ def curves(found: Mapping[tuple[str, int], list[dict[str, Any]]], path: Path) ->
     axes.set_ylabel("% of operations left at best, last 20 episodes")
     axes.legend()
     figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 if __name__ == "__main__":
