@@ -11,6 +11,7 @@ from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
+import psutil
 import tvm
 
 from rlflow_tvm.envs import PassOrderingEnv
@@ -150,7 +151,9 @@ def train_on_graphs(
         if len(ratios) % _EPISODES_A_LINE == 0:
             left, secs = geometric_mean(ratios[-_EPISODES_A_LINE:]), time.perf_counter() - began
             with open(out / LOG, "a") as log:
-                log.write(json.dumps({"env_steps": taken, "episodes": len(ratios), "left": left, "secs": secs}) + "\n")
+                row = {"env_steps": taken, "episodes": len(ratios), "left": left, "secs": secs,
+                       "resident_mib": psutil.Process().memory_info().rss / 2**20}  # fmt: skip
+                log.write(json.dumps(row) + "\n")
 
     trained = named("rlflow_tvm.agents.ordering:train_ordering")(
         env, agent, steps, seed, out / CHECKPOINT,
