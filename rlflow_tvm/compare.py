@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
 AGAINST = ("tvm-default", "onnxruntime", "onnxruntime-export", "torch")
 """As in `rlflow_tvm.comparison`, which takes seconds to import."""
+LISTS: dict[str, cli.Recognise] = {
+    "--against": AGAINST.__contains__,
+    "--search": cli.SEARCHES.__contains__,
+    "--plan": lambda argument: argument.endswith(".json"),
+    "--agent": lambda argument: argument.endswith(".safetensors"),
+}
+"""The options that several values may follow."""
 
 
 @cli.reports_errors
@@ -110,17 +117,5 @@ def _found(way: Method, mod: tvm.IRModule, cost_model: CostModel) -> GraphState:
         return way.find(mod, cost_model, lambda done, total, best: bar(done, total, cli.milliseconds(best)))
 
 
-def _is_file(ending: str) -> cli.Recognise:
-    return lambda argument: argument.endswith(ending)
-
-
 if __name__ == "__main__":
-    cli.run(
-        main,
-        {
-            "--against": AGAINST.__contains__,
-            "--search": cli.SEARCHES.__contains__,
-            "--plan": _is_file(".json"),
-            "--agent": _is_file(".safetensors"),
-        },
-    )
+    cli.run(main, LISTS)

@@ -56,11 +56,6 @@ class Ratio:
         ratios = [a / b for a, b in zip(old.round_secs, new.round_secs, strict=True)]
         return Ratio(float(np.median(ratios)), median_interval(ratios))
 
-    def __str__(self) -> str:
-        if self.interval is None:
-            return f"{self.median:.2f}"
-        return f"{self.median:.2f} ({self.interval[0]:.2f} - {self.interval[1]:.2f})"
-
 
 def ratio_json(name: str, ratio: Ratio | None) -> dict[str, Any]:
     """`name`: the median, `name`_interval: the interval; null where there is none."""

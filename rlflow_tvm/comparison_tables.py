@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from rlflow_tvm.comparison_figures import LEAST_ROUNDS, Comparison, Gains, Row
+from rlflow_tvm.comparison_figures import LEAST_ROUNDS, Comparison, Gains, Ratio, Row
 
 _NAME = "candidate"
 _COSTS = ("compile, s", "peak memory, MiB", "kernels")
@@ -29,7 +29,7 @@ def tables(title: str, result: Comparison) -> list[Table]:
 
 def markdown(title: str, facts: Mapping[str, str], command: str, result: Comparison) -> str:
     """The same as a Markdown file: `facts` about the run, the command that it came of, one table, the gains."""
-    columns = (_NAME, *_time_columns(result), *_COSTS)
+    columns = (_NAME, *(column.replace("\n", " ") for column in _time_columns(result)), *_COSTS)
     rows = [columns, ("---", *["---:"] * (len(columns) - 1))]
     rows += [(row.name, *_times(row), *_costs(row)) for row in result.rows]
     parts = [
@@ -50,22 +50,22 @@ def lines(result: Comparison) -> list[str]:
     if result.gains[0].graph.interval is None:
         told.append(f"no 95 % intervals: they need {LEAST_ROUNDS} rounds")
     if result.kernel_gain is not None:
-        told.append(f"kernel gain (same graph, against tvm-default): {result.kernel_gain}")
+        told.append(f"kernel gain (same graph, against tvm-default): {_ratio(result.kernel_gain, 'x')}")
     for gains in result.gains:
         told += _gain_lines(gains, "" if len(result.gains) == 1 else f"{gains.label}: ", result.baseline)
     return told
 
 
 def _gain_lines(gains: Gains, who: str, baseline: str) -> list[str]:
-    told = [f"{who}graph gain (same kernels, against {baseline}): {gains.graph}"]
+    told = [f"{who}graph gain (same kernels, against {baseline}): {_ratio(gains.graph, 'x')}"]
     if gains.tuning is not None:
-        told.append(f"{who}tuning gain (searched graph, tuned kernels): {gains.tuning}")
+        told.append(f"{who}tuning gain (searched graph, tuned kernels): {_ratio(gains.tuning, 'x')}")
     if gains.export is not None:
-        told.append(f"{who}graph gain with ONNX Runtime's kernels (exported graph): {gains.export}")
+        told.append(f"{who}graph gain with ONNX Runtime's kernels (exported graph): {_ratio(gains.export, 'x')}")
     if gains.onnxruntime is not None:
-        told.append(f"{who}ONNX Runtime's time over ours: {gains.onnxruntime}")
+        told.append(f"{who}ONNX Runtime's time over ours: {_ratio(gains.onnxruntime)}")
     if gains.torch is not None:
-        told.append(f"{who}torch.compile's time over ours: {gains.torch}")
+        told.append(f"{who}torch.compile's time over ours: {_ratio(gains.torch)}")
     return told
 
 
@@ -80,8 +80,9 @@ def _table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]
 
 
 def _time_columns(result: Comparison) -> tuple[str, ...]:
-    difference = f"difference from {result.reference}, share of range"
-    return "median, ms", "quartiles, ms", "baseline's time over its (95 %)", difference
+    """Broken into lines so that the names of candidates have room."""
+    difference = f"difference from\n{result.reference},\nshare of range"
+    return "median, ms", "quartiles, ms", "baseline's time\nover its (95 %)", difference
 
 
 def _times(row: Row) -> tuple[str, ...]:
@@ -89,7 +90,7 @@ def _times(row: Row) -> tuple[str, ...]:
     return (
         f"{row.run_secs * 1e3:.3f}",
         f"{low * 1e3:.3f} - {high * 1e3:.3f}",
-        "baseline" if row.against_baseline is None else str(row.against_baseline),
+        "baseline" if row.against_baseline is None else _ratio(row.against_baseline),
         "-" if row.error is None else f"{row.error:.1e}",
     )
 
@@ -100,3 +101,14 @@ def _costs(row: Row) -> tuple[str, ...]:
         "-" if row.peak_bytes is None else f"{row.peak_bytes / _MIB:.0f}",
         "-" if row.kernels is None else str(row.kernels),
     )
+
+
+def _ratio(ratio: Ratio, sign: str = "") -> str:
+    """The median with `sign` behind it, and the interval."""
+    interval = "" if ratio.interval is None else f" ({' - '.join(map(_number, ratio.interval))})"
+    return f"{_number(ratio.median)}{sign}{interval}"
+
+
+def _number(value: float) -> str:
+    """Two decimals, or where that says too little or too much, two digits or one decimal."""
+    return f"{value:.2g}" if value < 0.1 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
