@@ -176,7 +176,7 @@ def test_a_wrong_graph_shows_in_its_export_too(tmp_path) -> None:
     result = comparison.compare(
         right, {"right": right, "wrong": wrong}, tmp_path / "Relu", default_target(), against, rounds=1
     )
-    with pytest.raises(RewriteError, match="rlflow_tvm, wrong by .*, onnxruntime-export, wrong by "):
+    with pytest.raises(RewriteError, match=r"rlflow_tvm, wrong by .*, onnxruntime-export, wrong by "):
         result.check()
     matching = {row.name for row in result.rows if row.outputs_match}
     assert matching == {
