@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
+Recognise = Callable[[str], bool]
+"""Whether an argument is a value of the option before it."""
+
 console = Console(stderr=True)
 """For progress and messages; results go to standard output."""
 _TOLD_EVERY_SECS = 60.0
@@ -42,7 +45,9 @@ RpcOption = Annotated[
         help="Measure kernels on the machines that TVM's RPC tracker there lists under --rpc-key; --target is theirs.",
     ),
 ]
-SEARCH_HELP = "greedy, backtracking, beam, random, random-restarts, family or variable-depth."
+SEARCHES = ("greedy", "backtracking", "beam", "random", "random-restarts", "family", "variable-depth")
+"""The keys of `rlflow_tvm.search.SEARCHES`: importing that takes a second, which `--help` does not."""
+SEARCH_HELP = f"{', '.join(SEARCHES[:-1])} or {SEARCHES[-1]}."
 BudgetOption = Annotated[
     str | None,
     typer.Option(
@@ -139,7 +144,13 @@ def write_json(path: Path | None, data: Any) -> None:
     """Write `data` to `path` atomically; nothing without a path. RlflowError if it cannot be written."""
     if path is None:
         return
-    text = json.dumps(data, indent=2, allow_nan=False) + "\n"
+    write_text(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path | None, text: str) -> None:
+    """Write `text` to `path` atomically; nothing without a path. RlflowError if it cannot be written."""
+    if path is None:
+        return
     with written_whole(path) as temporary:
         temporary.write_text(text)
 
@@ -187,14 +198,14 @@ def progress_bar(title: str) -> Iterator[Callable[..., None]]:
         yield update
 
 
-def run(command: Callable[..., None], lists: Mapping[str, Collection[str]] | None = None) -> None:
+def run(command: Callable[..., None], lists: Mapping[str, Recognise] | None = None) -> None:
     """Run a module's command; a bug shows Python's own traceback, short enough to report.
 
-    `lists` names options that take several values behind one mention, and those values.
+    `lists` names options that take several values behind one mention, and how one is told from the command's argument.
     """
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(command)
-    app(args=_spread(sys.argv[1:], lists or {}))
+    app(args=spread(sys.argv[1:], lists or {}))
 
 
 def run_group(title: str, commands: Mapping[str, Callable[..., None]]) -> None:
@@ -205,16 +216,23 @@ def run_group(title: str, commands: Mapping[str, Callable[..., None]]) -> None:
     app()
 
 
-def _spread(args: list[str], lists: Mapping[str, Collection[str]]) -> list[str]:
-    """`--against a b` as `--against a --against b`, the form that the parser knows."""
+def spread(args: list[str], lists: Mapping[str, Recognise]) -> list[str]:
+    """`--against a b` as `--against a --against b`, the form that the parser knows.
+
+    Of a command with one argument of its own: once that has been given, whatever stands behind such an option is its
+    value, right or wrong; before, what is recognised as one.
+    """
     result: list[str] = []
-    option = ""
+    option, given, first = "", False, False
     for arg in args:
-        if option and arg in lists[option] and result[-1] != option:
-            result.append(option)
-        elif arg in lists:
-            option = arg
+        if first:  # the value right behind an option's name
+            first = False
         elif arg.startswith("-"):
-            option = ""
+            option = arg if arg in lists else ""
+            first = "=" not in arg
+        elif option and (given or lists[option](arg)):
+            result.append(option)
+        else:
+            option, given = "", True
         result.append(arg)
     return result

@@ -1,9 +1,10 @@
-"""Comparing what the search found with TVM's default build, the strongest unsearched graph and ONNX Runtime.
+"""Comparing what searches found with the strongest unsearched graph, TVM's default build, ONNX Runtime and torch.
 
-Two gains are kept apart. *Graph gain*: the searched graph against the strongest unsearched one (TVM's clean-up
-passes, with and without `ConvertLayout`), all compiled with the same kernels, none of them tuned. *Kernel gain*: the
-same, unsearched graph by TVM's default pipeline against ours; *tuning gain*: the searched graph by the schedule rules
-against the same with what tuning found (`--tune` of `optimize`).
+Three gains are kept apart. *Graph gain*, one for each search: the searched graph against the strongest unsearched one
+(TVM's clean-up passes, with and without `ConvertLayout`), all compiled with the same kernels, none of them tuned.
+*Kernel gain*: the same, unsearched graph by TVM's default pipeline against ours; *tuning gain*: the searched graph by
+the schedule rules against the same with what tuning found (`--tune` of `optimize`). What ONNX Runtime gains by the
+searched graph, exported, is a graph gain with its kernels, and stands for itself too.
 """
 
 from __future__ import annotations
@@ -11,106 +12,62 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import tvm
 from tvm import relax
 
-from rlflow_tvm.cost import Candidate, EndToEnd, export_library, measure_interleaved
-from rlflow_tvm.errors import RewriteError, UsageError
-from rlflow_tvm.frontend import random_inputs
-from rlflow_tvm.kernels import BY_SHAPE, TUNED_RULE, Choices, explain, num_cores, pipeline, vector_lanes
-from rlflow_tvm.verify import TOLERANCE, range_error
+from rlflow_tvm.comparison_figures import (
+    AGAINST,
+    CONVERTED,
+    ONNXRUNTIME,
+    ONNXRUNTIME_EXPORT,
+    TORCH,
+    TVM_DEFAULT,
+    UNSEARCHED,
+    Comparison,
+    export_name,
+    searched_name,
+    summary,
+    tuned_name,
+)
+from rlflow_tvm.cost import Candidate, export_library, measure_interleaved
+from rlflow_tvm.errors import CostError, UsageError
+from rlflow_tvm.frontend import random_inputs, save_onnx, to_onnx, zoo
+from rlflow_tvm.kernels import BY_SHAPE, TUNED_RULE, Choices, Lowering, explain, num_cores, pipeline, vector_lanes
 
 log = logging.getLogger("rlflow_tvm")
 
-SEARCHED = "rlflow_tvm, searched"
-TUNED = "rlflow_tvm, searched and tuned"
-UNSEARCHED = "rlflow_tvm, unsearched"
-CONVERTED = "rlflow_tvm, ConvertLayout"
-TVM_DEFAULT = "tvm-default"
-ONNXRUNTIME = "onnxruntime"
-AGAINST = (TVM_DEFAULT, ONNXRUNTIME)
+BY_DEFAULT = (TVM_DEFAULT, ONNXRUNTIME)
+
+Progress = Callable[[int, int, str], None]
 
 
-@dataclass(frozen=True)
-class Row:
-    """One candidate: seconds a run (median and quartiles) and its largest difference from the reference's outputs,
-    as a share of the output's range (None for the reference itself)."""
+def check(against: Sequence[str], target: tvm.target.Target, zoo_name: str | None) -> None:
+    """What can be told before any work.
 
-    name: str
-    run_secs: float
-    quartiles: tuple[float, float]
-    error: float | None
-
-    @property
-    def outputs_match(self) -> bool:
-        """Whether the difference is one that the order of sums explains."""
-        return self.error is None or self.error <= TOLERANCE
-
-    def to_json(self) -> dict[str, Any]:
-        """`error` is null for the reference and where it is infinite: `outputs_match` tells the two apart."""
-        error = self.error if self.error is not None and isfinite(self.error) else None
-        return {
-            "name": self.name,
-            "run_secs": self.run_secs,
-            "quartiles": list(self.quartiles),
-            "error": error,
-            "outputs_match": self.outputs_match,
-        }
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The rows, and ratios old/new taken round by round (their median): above 1 is faster.
-
-    `graph_gain`: the strongest unsearched graph (`baseline`) over the searched one, same kernels. `kernel_gain`:
-    TVM's default over ours on the same graph; `tuning_gain`: the searched module's time over its time with tuned
-    kernels; `against_onnxruntime`: ONNX Runtime's time over the searched (and tuned) module's. None where a side was
-    not measured.
+    Raises:
+        UsageError: a name that is not in `AGAINST`, or twice there; torch.compile for a file; a target that is no CPU.
+        FrontendError: torch.compile for an evaluation model that is no torch module, or without what builds it.
+        CostError: ONNX Runtime is needed and not installed.
     """
-
-    rows: tuple[Row, ...]
-    baseline: str
-    graph_gain: float
-    kernel_gain: float | None
-    tuning_gain: float | None
-    against_onnxruntime: float | None
-    reference: str
-    constant_outputs: bool = False
-    """Whether each of the reference's outputs is one number repeated: then equal outputs prove little."""
-
-    def check(self) -> None:
-        """RewriteError if a candidate's outputs differ from the reference's by more than `verify.TOLERANCE`."""
-        wrong = [f"{row.name} by {row.error:.1e}" for row in self.rows if not row.outputs_match]
-        if wrong:
-            raise RewriteError(
-                f"outputs differ from those of {self.reference}, as a share of their range: {', '.join(wrong)} "
-                f"({TOLERANCE:g} is allowed): do not use them, and report the model"
+    for name in against:
+        if name not in AGAINST:
+            raise UsageError(f"--against {name}: there are {', '.join(AGAINST)}")
+        if against.count(name) > 1:
+            raise UsageError(f"--against {name}: is given twice; name it once")
+    if target.kind.name != "llvm":
+        raise UsageError(f"--target {target.kind.name}: models are compared on CPUs; for GPUs use scripts/bench_gpu.py")
+    if TORCH in against:
+        if zoo_name is None:
+            raise UsageError(
+                f"--against torch: an ONNX file has no torch module to compile; leave torch out, or compare one of "
+                f"{', '.join(f'zoo:{name}' for name in zoo.TORCH_MODELS)}"
             )
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "rows": [row.to_json() for row in self.rows],
-            "baseline": self.baseline,
-            "graph_gain": self.graph_gain,
-            "kernel_gain": self.kernel_gain,
-            "tuning_gain": self.tuning_gain,
-            "against_onnxruntime": self.against_onnxruntime,
-            "reference": self.reference,
-            "constant_outputs": self.constant_outputs,
-        }
-
-
-def check_names(against: Sequence[str]) -> None:
-    """UsageError for a name that is not in `AGAINST`."""
-    unknown = [name for name in against if name not in AGAINST]
-    if unknown:
-        raise UsageError(f"--against {unknown[0]}: there are {', '.join(AGAINST)}")
+        zoo.check_torch(zoo_name)
+    if {ONNXRUNTIME, ONNXRUNTIME_EXPORT} & set(against) and find_spec("onnxruntime") is None:
+        raise CostError("ONNX Runtime is not installed: pip install onnxruntime, or give --against tvm-default alone")
 
 
 def unsearched(mod: tvm.IRModule, lanes: int) -> dict[str, tvm.IRModule]:
@@ -143,36 +100,50 @@ def cleaned(mod: tvm.IRModule) -> tvm.IRModule:
 
 def compare(
     original: tvm.IRModule,
-    searched: tvm.IRModule,
+    searched: Mapping[str, tvm.IRModule],
     onnx_file: Path,
     target: tvm.target.Target,
     against: Sequence[str],
     *,
+    zoo_name: str | None = None,
     choices: Choices = BY_SHAPE,
     rounds: int = 10,
     seed: int = 0,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Comparison:
     """Compile and time everything in interleaved rounds, and compare the outputs.
 
     Args:
-        original: the imported model (bound form); `searched`: what the search made of it.
-        onnx_file: the file both came from.
+        original: the imported model (bound form).
+        searched: what each search made of it, by its label; at least one.
+        onnx_file: the file all of it came from.
         target: what to compile for; its `num-cores` threads are used by every candidate.
         against: names in `AGAINST`.
+        zoo_name: of the evaluation model that the file is, where it is one; the torch module is found by it.
         choices: decides for all our candidates where an operator has several implementations, or a kernel several
             schedules.
 
     Raises:
-        UsageError: an unknown name in `against`, or a target that is no CPU.
+        UsageError, FrontendError, CostError: as `check`.
+        FrontendError: a searched graph is to be exported, and ONNX cannot say an operator of it.
         CostError: a candidate cannot be built or run.
     """
-    check_names(against)
-    if target.kind.name != "llvm":
-        raise UsageError(f"--target {target.kind.name}: models are compared on CPUs; for GPUs use scripts/bench_gpu.py")
+    check(against, target, zoo_name)
     inputs = list(random_inputs(original, seed).values())
     with tempfile.TemporaryDirectory() as folder:
-        candidates = _build(Path(folder), original, searched, onnx_file, target, against, choices, progress)
+        candidates = _built(Path(folder), original, searched, target, TVM_DEFAULT in against, choices, progress)
+        if ONNXRUNTIME in against:
+            candidates[ONNXRUNTIME] = Candidate("onnx", onnx_file)
+        if ONNXRUNTIME_EXPORT in against:
+            for number, (label, mod) in enumerate(searched.items()):
+                path = Path(folder) / f"{number}.onnx"
+                save_onnx(to_onnx(mod), path)
+                candidates[export_name(label)] = Candidate("onnx", path)
+        if TORCH in against:
+            assert zoo_name is not None, "check has seen to it"
+            path = Path(folder) / "program.pt2"
+            zoo.save_program(zoo_name, path)
+            candidates[TORCH] = Candidate("torch", path)
         measured = measure_interleaved(
             candidates,
             inputs,
@@ -180,33 +151,39 @@ def compare(
             threads=num_cores(target),
             on_progress=None if progress is None else lambda done, total: progress(done, total, "timing"),
         )
-    return summary(measured)
+    return summary(measured, candidates, list(searched))
 
 
-def _build(
+def _built(
     folder: Path,
     original: tvm.IRModule,
-    searched: tvm.IRModule,
-    onnx_file: Path,
+    searched: Mapping[str, tvm.IRModule],
     target: tvm.target.Target,
-    against: Sequence[str],
+    by_default: bool,
     choices: Choices,
-    progress: Callable[[int, int, str], None] | None,
+    progress: Progress | None,
 ) -> dict[str, Candidate]:
-    modules = {SEARCHED: searched, **unsearched(original, vector_lanes(target))}
-    if any(kernel.rule == TUNED_RULE for kernel in explain(searched, target, choices)):
-        modules[TUNED] = searched
-    if TVM_DEFAULT in against:
-        modules[TVM_DEFAULT] = original
+    """What TVM compiles: each searched graph, the unsearched ones, and the original by TVM's default pipeline."""
+    untuned = Choices(choices.implementation)
+    jobs = {searched_name(label): (mod, untuned) for label, mod in searched.items()}
+    jobs |= {name: (mod, untuned) for name, mod in unsearched(original, vector_lanes(target)).items()}
+    for label, mod in searched.items():
+        if any(kernel.rule == TUNED_RULE for kernel in explain(mod, target, choices)):
+            jobs[tuned_name(label)] = mod, choices
     candidates = {}
-    for number, (name, mod) in enumerate(modules.items()):
+    total = len(jobs) + by_default
+    for number, (name, (mod, chosen)) in enumerate(jobs.items()):
         if progress is not None:
-            progress(number, len(modules), f"building {name}")
-        ours = pipeline(target, choices if name == TUNED else Choices(choices.implementation))
-        how = relax.get_pipeline("default_build") if name == TVM_DEFAULT else ours
-        candidates[name] = export_library(mod, target, folder / f"{number}.so", how)
-    if ONNXRUNTIME in against:
-        candidates[ONNXRUNTIME] = Candidate("onnx", onnx_file)
+            progress(number, total, f"building {name}")
+        if choices is not BY_SHAPE:
+            # what has to be measured to choose an implementation is measured here, not while compiling is timed
+            Lowering(target, choices.implementation).kernels(mod)
+        candidates[name] = export_library(mod, target, folder / f"{number}.so", pipeline(target, chosen))
+    if by_default:
+        if progress is not None:
+            progress(len(jobs), total, f"building {TVM_DEFAULT}")
+        how = relax.get_pipeline("default_build")
+        candidates[TVM_DEFAULT] = export_library(original, target, folder / "default.so", how)
     return candidates
 
 
@@ -219,35 +196,3 @@ def _has_convolutions(mod: tvm.IRModule) -> bool:
 
     relax.analysis.post_order_visit(mod["main"], visit)
     return bool(found)
-
-
-def summary(measured: Mapping[str, EndToEnd]) -> Comparison:
-    """What the times and outputs of the candidates, by name, come to."""
-    reference = ONNXRUNTIME if ONNXRUNTIME in measured else UNSEARCHED
-    expected = measured[reference].outputs
-    rows = tuple(
-        Row(name, m.run_secs, m.quartiles, None if name == reference else range_error(m.outputs, expected))
-        for name, m in measured.items()
-    )
-    baseline = min((n for n in (UNSEARCHED, CONVERTED) if n in measured), key=lambda n: measured[n].run_secs)
-    best = TUNED if TUNED in measured else SEARCHED
-    return Comparison(
-        rows,
-        baseline,
-        _gain(measured[baseline], measured[SEARCHED]),
-        _gain(measured[TVM_DEFAULT], measured[UNSEARCHED]) if TVM_DEFAULT in measured else None,
-        _gain(measured[SEARCHED], measured[TUNED]) if TUNED in measured else None,
-        _gain(measured[ONNXRUNTIME], measured[best]) if ONNXRUNTIME in measured else None,
-        reference,
-        constant_outputs=_constant(expected),
-    )
-
-
-def _constant(outputs: Sequence[np.ndarray]) -> bool:
-    large = [array for array in outputs if array.size > 1]
-    return bool(large) and all(bool((array == array.flat[0]).all()) for array in large)
-
-
-def _gain(old: EndToEnd, new: EndToEnd) -> float:
-    """Median over the rounds of old/new: a round's two sides saw the same machine."""
-    return float(np.median([a / b for a, b in zip(old.round_secs, new.round_secs, strict=True)]))

@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tvm
 from rich.console import Console
 from rich.table import Table
 from tvm import relax
 
 from rlflow_tvm import from_onnx
 from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
-from rlflow_tvm.cost import Candidate, CostModel, KernelDatabase, default_path, link_library, measure_interleaved
+from rlflow_tvm.cost import Candidate, CostModel, KernelDatabase, default_path, export_library, measure_interleaved
 from rlflow_tvm.frontend import random_inputs, zoo
 from rlflow_tvm.kernels import BY_SHAPE, num_cores, pipeline
 from rlflow_tvm.search import make_search
@@ -68,7 +67,9 @@ def bench(
             how = relax.get_pipeline("default_build")
             candidates["tvm-default"] = compiled(mod, target, Path(folder) / "tvm-default.so", how, result)
         if "torch" in against and model.removeprefix("zoo:") in zoo.TORCH_MODELS:
-            candidates["torch"] = exported(model.removeprefix("zoo:"), Path(folder) / "torch.pt2")
+            program = Path(folder) / "torch.pt2"
+            zoo.save_program(model.removeprefix("zoo:"), program)
+            candidates["torch"] = Candidate("torch", program)
         inputs = list(random_inputs(mod, 0).values())
         with progress_bar(f"{model}: timing") as bar:
             measured = measure_interleaved(
@@ -89,22 +90,10 @@ def bench(
 
 def compiled(mod: Any, target: Any, path: Path, how: Any, result: dict[str, Any]) -> Candidate:
     """The module as a library; seconds of both steps go to `result`."""
-    started = time.monotonic()
-    executable = tvm.compile(mod, target, relax_pipeline=how)
-    result[f"{path.stem}_compile_secs"] = time.monotonic() - started
-    started = time.monotonic()
-    candidate = link_library(executable, path)
-    result[f"{path.stem}_link_secs"] = time.monotonic() - started
+    candidate = export_library(mod, target, path, how)
+    result[f"{path.stem}_compile_secs"] = candidate.compile_secs
+    result[f"{path.stem}_link_secs"] = candidate.link_secs
     return candidate
-
-
-def exported(name: str, path: Path) -> Candidate:
-    """The torch module of a zoo model, as torch writes programs to files."""
-    import torch
-
-    module, inputs = zoo.torch_module(name)
-    torch.export.save(torch.export.export(module, tuple(inputs.values())), path)
-    return Candidate("torch", path)
 
 
 def show(rows: list[dict[str, Any]]) -> None:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+from rlflow_tvm.cost.candidate import Candidate, export_library, link_library
 from rlflow_tvm.cost.choices import MeasuredChoice
 from rlflow_tvm.cost.database import KernelDatabase, default_path
-from rlflow_tvm.cost.end_to_end import (
-    Candidate,
-    EndToEnd,
-    Runners,
-    export_library,
-    link_library,
-    measure_interleaved,
-    measure_module,
-)
+from rlflow_tvm.cost.end_to_end import EndToEnd, Runners, measure_interleaved, measure_module
 from rlflow_tvm.cost.estimator import MEASURED, PredictionPolicy
 from rlflow_tvm.cost.graph_cost import CostModel, GraphCost, graph_cost
 from rlflow_tvm.cost.learned import LEAST_SAMPLES, LearnedCost, Prediction, Sample
-from rlflow_tvm.cost.machine import target_key
+from rlflow_tvm.cost.machine import cpu_model, target_key
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
 from rlflow_tvm.cost.quiet import QuietMachine
@@ -50,6 +43,7 @@ __all__ = [
     "Temperatures",
     "Tuned",
     "TunedSchedules",
+    "cpu_model",
     "default_path",
     "export_library",
     "export_peak",

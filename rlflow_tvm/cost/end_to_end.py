@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tvm
-from tvm.support import cc
 
+from rlflow_tvm.cost.candidate import Candidate, export_library
 from rlflow_tvm.cost.machine import cores, usable_cores
 from rlflow_tvm.cost.metrics import static_shape
 from rlflow_tvm.cost.operands import plain_array
@@ -28,30 +28,25 @@ _BURST_SECS = 0.3
 _MIN_CALLS = 2
 _MAX_CALLS = 5000
 _SLOW_SECS = 1.0  # a call this long is a burst by itself: waking threads and filling caches no longer shows in it
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A model on file: "tvm" (shared library of `export_library`), "onnx" (run by ONNX Runtime) or "torch".
-
-    The last is a program of `torch.export.save`, compiled by `torch.compile` with its weights as constants.
-    """
-
-    kind: Literal["tvm", "onnx", "torch"]
-    path: str | os.PathLike[str]
-    inputs: tuple[np.ndarray, ...] | None = None
-    """Of its own, where they are not those of all candidates."""
+_COMPILE_SECS = 900.0  # that torch.compile may take for a large model
 
 
 @dataclass(frozen=True)
 class EndToEnd:
-    """Seconds of the calls of one model, by round, and what it computed.
+    """Seconds of the calls of one model, by round, what it computed, and what it took before it could.
 
     `rounds[r]` are the timed calls of round r; `outputs` the model's output arrays in order (tuples flattened).
+    `load_secs`: until the model could be called (reading the file; ONNX Runtime's making of a session), the runtime
+    being imported. `first_secs`: of the first call, in which torch.compile compiles. `peak_bytes`: the most memory that
+    the process held in all of that and its rounds, over what it held, runtime imported and inputs read, before it
+    loaded the model; None where the system does not tell.
     """
 
     rounds: tuple[tuple[float, ...], ...]
     outputs: tuple[np.ndarray, ...]
+    load_secs: float = 0.0
+    first_secs: float = 0.0
+    peak_bytes: int | None = None
 
     @property
     def samples(self) -> tuple[float, ...]:
@@ -73,35 +68,6 @@ class EndToEnd:
     def round_secs(self) -> tuple[float, ...]:
         """Median of each round; compare candidates round by round, as a round saw the same machine."""
         return tuple(float(np.median(calls)) for calls in self.rounds)
-
-
-def export_library(
-    mod: tvm.IRModule, target: tvm.target.Target, path: str | os.PathLike[str], relax_pipeline: Any = None
-) -> Candidate:
-    """Compile `mod` (bound form) into the shared library `path`, by default with `rlflow_tvm.kernels.pipeline`.
-
-    CostError when it cannot be linked (TVM calls the machine's C++ compiler).
-    """
-    _check_linker(path)  # before the work
-    return link_library(tvm.compile(mod, target, relax_pipeline=relax_pipeline or pipeline(target)), path)
-
-
-def link_library(executable: tvm.runtime.Executable, path: str | os.PathLike[str]) -> Candidate:
-    """Write what `tvm.compile` made into the shared library `path`. CostError when it cannot be linked."""
-    _check_linker(path)
-    try:
-        executable.export_library(str(path))
-    except (RuntimeError, OSError) as error:
-        last = str(error).strip().splitlines()[-1]
-        raise CostError(f"cannot link {path} ({last}): check the C++ compiler {cc.get_cc()} and the disk") from error
-    with open(path, "rb") as library:
-        os.fsync(library.fileno())  # else hundreds of megabytes are being stored while the model is timed
-    return Candidate("tvm", path)
-
-
-def _check_linker(path: str | os.PathLike[str]) -> None:
-    if cc.get_cc() is None:
-        raise CostError(f"cannot link {path}: install a C++ compiler (g++ or clang++), or name one in CXX")
 
 
 def measure_module(
@@ -155,13 +121,15 @@ def measure_interleaved(
 class Runners:
     """The processes of `measure_interleaved`, one for each candidate's name, kept for further comparisons.
 
-    Arguments as there. A context manager that ends them.
+    Arguments as there. A context manager that ends them. What torch.compile has compiled is kept as long as they are:
+    an earlier program's files would make it look fast at that.
     """
 
     def __init__(self, threads: int | None = None, timeout_secs: float = 120.0) -> None:
         self._threads = threads or usable_cores()
         self._timeout_secs = timeout_secs
         self._runners: dict[str, _Runner] = {}
+        self._compiled = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # its helpers may write to the last
 
     def measure(
         self,
@@ -181,7 +149,7 @@ class Runners:
             runners = {}
             for index, (name, candidate) in enumerate(candidates.items()):
                 if name not in self._runners:
-                    self._runners[name] = _Runner(name, self._threads, self._timeout_secs)
+                    self._runners[name] = _Runner(name, self._threads, self._timeout_secs, self._compiled.name)
                 runners[name] = self._runners[name]
                 given = folder / "inputs.npz"
                 if candidate.inputs is not None:
@@ -194,7 +162,7 @@ class Runners:
                     times[name].append(runner.burst())
                     if on_progress is not None:
                         on_progress(turn * len(runners) + place + 1, rounds * len(runners))
-            return {name: EndToEnd(tuple(times[name]), runner.outputs()) for name, runner in runners.items()}
+            return {name: runner.result(times[name]) for name, runner in runners.items()}
 
     def __enter__(self) -> Runners:
         return self
@@ -203,24 +171,27 @@ class Runners:
         for runner in self._runners.values():
             runner.close()
         self._runners.clear()
+        self._compiled.cleanup()
 
 
 class _Runner:
     """The parent's side of one candidate."""
 
-    def __init__(self, name: str, threads: int, timeout_secs: float) -> None:
+    def __init__(self, name: str, threads: int, timeout_secs: float, compiled: str) -> None:
         self._name = name
         self._timeout_secs = timeout_secs
         self._threads = threads
-        self._process = WorkerProcess(_RUNNER, threads)
+        self._process = WorkerProcess(_RUNNER, threads, {"TORCHINDUCTOR_CACHE_DIR": compiled})
         self._outputs: Path | None = None
+        self._loaded: dict[str, Any] = {}
+        self._peak_bytes: int | None = None
         self._calls = _MIN_CALLS
         self._wake = True
 
     def load(self, candidate: Candidate, inputs: Path, outputs: Path) -> None:
         self._outputs = outputs
         path = os.path.abspath(candidate.path)
-        loaded = self._ask(
+        self._loaded = self._ask(
             {
                 "op": "load",
                 "kind": candidate.kind,
@@ -228,9 +199,11 @@ class _Runner:
                 "inputs": str(inputs),
                 "outputs": str(outputs),
                 "threads": self._threads,
-            }
+            },
+            _COMPILE_SECS if candidate.kind == "torch" else 0.0,
         )
-        self._wake = loaded["first_secs"] <= _SLOW_SECS or candidate.kind == "torch"  # which compiles in its first call
+        # torch compiles in its first call
+        self._wake = self._loaded["first_secs"] <= _SLOW_SECS or candidate.kind == "torch"
         if not self._wake:
             self._calls = 1
             return
@@ -240,18 +213,27 @@ class _Runner:
     def burst(self) -> tuple[float, ...]:
         return tuple(self._ask({"op": "burst", "calls": self._calls, "wake": self._wake})["samples"])
 
-    def outputs(self) -> tuple[np.ndarray, ...]:
+    def result(self, rounds: Sequence[tuple[float, ...]]) -> EndToEnd:
+        """What was measured since the model was loaded."""
         assert self._outputs is not None
-        return tuple(read_arrays(self._outputs))
+        return EndToEnd(
+            tuple(rounds),
+            tuple(read_arrays(self._outputs)),
+            self._loaded["load_secs"],
+            self._loaded["first_secs"],
+            self._peak_bytes,
+        )
 
     def close(self) -> None:
         self._process.kill()
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], least_secs: float = 0.0) -> dict[str, Any]:
+        """The answer, for which at least `least_secs` are allowed."""
         try:
-            answer = self._process.call(request, self._timeout_secs)
+            answer = self._process.call(request, max(self._timeout_secs, least_secs))
         except (WorkerCrashError, WorkerTimeoutError) as error:
             raise CostError(f"candidate {self._name} cannot be timed ({error}): check it on its own") from error
         if "error" in answer:
             raise CostError(f"candidate {self._name} cannot be timed ({answer['error']}): check its file and inputs")
+        self._peak_bytes = answer["peak_bytes"]
         return answer

@@ -9,7 +9,7 @@ import numpy as np
 import tvm
 from tvm import relax, s_tir, te, tirx
 
-from rlflow_tvm.cost.end_to_end import Candidate, export_library
+from rlflow_tvm.cost.candidate import Candidate, export_library
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
 from rlflow_tvm.cost.timer import KernelTimer
 from rlflow_tvm.errors import CostError

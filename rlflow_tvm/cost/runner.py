@@ -3,9 +3,12 @@
 Requests are JSON objects with an "op":
 - "load": `kind` ("tvm": shared library, "onnx": for ONNX Runtime, "torch": exported program for torch.compile),
   `path`, `inputs` (npz), `outputs` (npz to write), `threads`. Takes the place of what was loaded before. Calls the
-  model once; answers {"first_secs"} or {"error"}.
-- "burst": `calls`, `wake`. Answers {"samples": seconds of each call} or {"error"}; with `wake`, some more calls come
-  before them, which are not timed.
+  model once; answers {"load_secs", "first_secs": of that call, "peak_bytes"} or {"error"}.
+- "burst": `calls`, `wake`. Answers {"samples": seconds of each call, "peak_bytes"} or {"error"}; with `wake`, some more
+  calls come before them, which are not timed.
+
+"load_secs" is without importing the runtime. "peak_bytes" is the most memory that this process has held since, over
+what it held, runtime imported and inputs read, before it loaded the model; null where the system does not tell.
 
 Thread pools spin for a while after their work is done, for speed; here they would take the next candidate's
 cores. They may spin within their own burst, as they do in use, and the answer is held back until they sleep
@@ -18,6 +21,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,6 +35,10 @@ _QUIET_STEP_SECS = 0.02
 _QUIET_SHARE = 0.05  # of one core: below it the pool sleeps
 _QUIET_LIMIT_SECS = 5.0
 
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # see proc(5)
+
 Call = Callable[[], Any]
 Fetch = Callable[[Any], list[np.ndarray]]
 
@@ -39,6 +47,7 @@ def serve(connection: Connection) -> None:
     """Answer requests until the parent closes the connection."""
     connection.send_bytes(b"{}")
     model: tuple[Call, Fetch] | None = None
+    held: int | None = None
     while True:
         try:
             request = json.loads(connection.recv_bytes())
@@ -47,22 +56,35 @@ def serve(connection: Connection) -> None:
         answer: dict[str, Any] = {}
         try:
             if request["op"] == "load":
-                inputs = read_arrays(Path(request["inputs"]))
-                load = {"tvm": _load_tvm, "onnx": _load_onnx, "torch": _load_torch}[request["kind"]]
-                model = load(request["path"], inputs, request["threads"])
-                call, fetch = model
-                started = time.perf_counter()
-                result = call()
-                answer["first_secs"] = time.perf_counter() - started
-                write_arrays(Path(request["outputs"]), fetch(result))
+                model = None  # its memory is not the next one's
+                model, held = _load(request, answer)
             else:
                 assert model is not None, "the first request must be load"
                 answer["samples"] = _burst(model[0], request["calls"], request["wake"])
+            answer["peak_bytes"] = None if held is None else max(_status_bytes("VmHWM") - held, 0)
             _settle()
         except Exception as error:  # noqa: BLE001  process boundary: the parent turns it into its own error
             lines = str(error).strip().splitlines()
             answer = {"error": f"{type(error).__name__}: {lines[-1] if lines else ''}"[:500]}
         connection.send_bytes(json.dumps(answer).encode())
+
+
+def _load(request: dict[str, Any], answer: dict[str, Any]) -> tuple[tuple[Call, Fetch], int | None]:
+    """The model, and the bytes held before it was there."""
+    inputs = read_arrays(Path(request["inputs"]))
+    runtime, load = _RUNTIMES[request["kind"]]
+    if request["kind"] == "torch" and sys.modules.get("torch", runtime) is None:
+        del sys.modules["torch"]  # kept from being imported until now: see worker_process
+    import_module(runtime)
+    held = _held_bytes()
+    started = time.perf_counter()
+    call, fetch = load(request["path"], inputs, request["threads"])
+    answer["load_secs"] = time.perf_counter() - started
+    started = time.perf_counter()
+    result = call()
+    answer["first_secs"] = time.perf_counter() - started
+    write_arrays(Path(request["outputs"]), fetch(result))
+    return (call, fetch), held
 
 
 def write_arrays(path: Path, arrays: list[np.ndarray]) -> None:
@@ -105,6 +127,23 @@ def _settle() -> None:
     raise RuntimeError(f"its threads were still busy {_QUIET_LIMIT_SECS:g} s after the last call")
 
 
+def _held_bytes() -> int | None:
+    """Bytes of memory held now, from where the peak is counted anew; None where the system cannot do that.
+
+    `getrusage` would not do: its peak is never lower than that of the parent at the time it started this process.
+    """
+    try:
+        _CLEAR_REFS.write_text(_RESET_PEAK)
+        return _status_bytes("VmRSS")
+    except OSError:
+        return None
+
+
+def _status_bytes(field: str) -> int:
+    (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 1024
+
+
 def _load_tvm(path: str, inputs: list[np.ndarray], threads: int) -> tuple[Call, Fetch]:
     del threads  # TVM_NUM_THREADS has told TVM
     import tvm
@@ -137,8 +176,6 @@ def _load_onnx(path: str, inputs: list[np.ndarray], threads: int) -> tuple[Call,
 
 
 def _load_torch(path: str, inputs: list[np.ndarray], threads: int) -> tuple[Call, Fetch]:
-    if "torch" in sys.modules and sys.modules["torch"] is None:
-        del sys.modules["torch"]  # kept from being imported until now: see worker_process
     import torch
     from torch._inductor import config
 
@@ -159,3 +196,11 @@ def _load_torch(path: str, inputs: list[np.ndarray], threads: int) -> tuple[Call
         return [array for field in values for array in fetch(field)]
 
     return call, fetch
+
+
+_RUNTIMES = {
+    "tvm": ("tvm.relax", _load_tvm),
+    "onnx": ("onnxruntime", _load_onnx),
+    "torch": ("torch._inductor.config", _load_torch),
+}
+"""Kind -> the module to import first, and what loads a model."""

@@ -6,13 +6,13 @@ Nothing is downloaded. `demo` and the `light_*` entries need nothing but onnx; t
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -185,18 +185,35 @@ def torch_module(name: str) -> TorchModel:
 
     FrontendError where there is none (`demo` and the `light_*` are ONNX files from the start) or a library is missing.
     """
+    model = _torch_model(name)
+    with _quiet():
+        return model.module()
+
+
+def check_torch(name: str) -> None:
+    """The errors of `torch_module`, without its work."""
+    _torch_model(name)
+
+
+def _torch_model(name: str) -> _Image | _Transformer | _Sequence:
     model = _described(name)
     if model is None:
         raise FrontendError(f"evaluation model {name!r} is no torch model: there are {', '.join(TORCH_MODELS)}")
+    for module in model.needs:
+        if find_spec(module) is None:
+            raise FrontendError(
+                f"evaluation model {name!r} needs {module}: install it with pip install 'rlflow_tvm[zoo]'"
+            )
+    return model
+
+
+def save_program(name: str, file: Path) -> None:
+    """Write `torch_module` to `file`, as torch writes programs. Raises as `torch_module`."""
+    module, inputs = torch_module(name)
+    import torch
+
     with _quiet():
-        for module in model.needs:
-            try:
-                importlib.import_module(module)
-            except ImportError as error:
-                raise FrontendError(
-                    f"evaluation model {name!r} needs {module}: install it with pip install 'rlflow_tvm[zoo]'"
-                ) from error
-        return model.module()
+        torch.export.save(torch.export.export(module, tuple(inputs.values())), file)
 
 
 def _export(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> onnx.ModelProto:

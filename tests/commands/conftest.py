@@ -21,13 +21,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def run(home: Path) -> Command:
-    def call(command: str, *arguments: object, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
+    def call(
+        command: str, *arguments: object, timeout: float = 300.0, columns: int = 200
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", f"rlflow_tvm.{command}", *map(str, arguments)],
             capture_output=True,
             text=True,
             timeout=timeout,
-            env={**os.environ, "RLFLOW_TVM_HOME": str(home), "COLUMNS": "200"},
+            env={**os.environ, "RLFLOW_TVM_HOME": str(home), "COLUMNS": str(columns)},
             check=False,
         )
 

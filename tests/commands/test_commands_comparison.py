@@ -1,7 +1,8 @@
-"""What `compare` does where outputs are wrong: the table and the figures all the same, then an error."""
+"""What `compare` makes of times and outputs; where those are wrong the table and the figures, then an error."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 
@@ -10,14 +11,22 @@ import onnx
 import pytest
 import typer
 from onnx import TensorProto, helper
+from rich.console import Console
+from scipy.stats import binom
 from tvm import relax
 
-from rlflow_tvm import compare, comparison, from_onnx
-from rlflow_tvm.comparison import ONNXRUNTIME, SEARCHED, TUNED, UNSEARCHED, Comparison, Row
-from rlflow_tvm.cost import EndToEnd
-from rlflow_tvm.errors import RewriteError
+from rlflow_tvm import compare, comparison, comparison_methods, comparison_tables, from_onnx
+from rlflow_tvm.comparison import ONNXRUNTIME, UNSEARCHED, searched_name, summary, tuned_name
+from rlflow_tvm.comparison_figures import Comparison, Gains, Ratio, Row, median_interval
+from rlflow_tvm.comparison_methods import methods
+from rlflow_tvm.cost import Candidate, EndToEnd
+from rlflow_tvm.errors import RewriteError, UsageError
+from rlflow_tvm.frontend import zoo
 from rlflow_tvm.kernels import Choices, default_target
 from rlflow_tvm.kernels.tuned import marked
+from rlflow_tvm.search import Budget
+
+SEARCHED, TUNED = searched_name("searched"), tuned_name("searched")
 
 
 def _comparison(error: float) -> Comparison:
@@ -27,7 +36,8 @@ def _comparison(error: float) -> Comparison:
         Row(UNSEARCHED, 1e-3, quartiles, 1e-6),
         Row(ONNXRUNTIME, 1e-3, quartiles, None),
     )
-    return Comparison(rows, UNSEARCHED, 1.0, None, None, 1.0, ONNXRUNTIME)
+    even = Ratio(1.0, None)
+    return Comparison(rows, UNSEARCHED, (Gains("searched", even, onnxruntime=even),), None, ONNXRUNTIME)
 
 
 @pytest.mark.parametrize("error", [0.5, math.inf, math.nan])
@@ -53,7 +63,7 @@ def test_the_command_shows_the_table_first(tmp_path, monkeypatch, capsys) -> Non
         compare.main(str(path), json=figures)
     assert caught.value.exit_code == 1
     printed = capsys.readouterr()
-    assert "inf of range" in printed.out
+    assert " inf " in printed.out
     assert "error: outputs differ" in printed.err
     assert json.loads(figures.read_text())["rows"][0]["error"] is None
 
@@ -70,13 +80,14 @@ def test_tuned_kernels_have_a_row_of_their_own(tmp_path) -> None:
         asked.append(func)
         return marked(func)  # plain loops: correct, and slow
 
-    result = comparison.compare(mod, mod, path, target, [ONNXRUNTIME], choices=Choices(schedule=schedule), rounds=2)
+    choices, searched = Choices(schedule=schedule), {"searched": mod}
+    result = comparison.compare(mod, searched, path, target, [ONNXRUNTIME], choices=choices, rounds=2)
     result.check()
     assert {row.name for row in result.rows} == {SEARCHED, UNSEARCHED, TUNED, ONNXRUNTIME}
     assert len(asked) == 2  # to see whether there is one, and for its own row: the others have none
-    assert result.tuning_gain is not None
-    untuned = comparison.compare(mod, mod, path, target, [], rounds=2)
-    assert untuned.tuning_gain is None
+    assert result.gains[0].tuning is not None
+    untuned = comparison.compare(mod, searched, path, target, [], rounds=2)
+    assert untuned.gains[0].tuning is None
     assert {row.name for row in untuned.rows} == {SEARCHED, UNSEARCHED}
 
 
@@ -96,7 +107,129 @@ def test_constant_outputs_are_told() -> None:
     def measured(*outputs: np.ndarray) -> dict[str, EndToEnd]:
         return {name: EndToEnd(((1e-3,),), outputs) for name in (SEARCHED, UNSEARCHED)}
 
-    constant, varied = np.full((1, 8), 0.125, "float32"), np.arange(3, dtype="int64")
-    assert comparison.summary(measured(constant)).constant_outputs
-    assert not comparison.summary(measured(constant, varied)).constant_outputs
-    assert not comparison.summary(measured(np.float32(1.0).reshape(()))).constant_outputs
+    def constant(*outputs: np.ndarray) -> bool:
+        candidates = {name: Candidate("tvm", name) for name in (SEARCHED, UNSEARCHED)}
+        return summary(measured(*outputs), candidates, ["searched"]).constant_outputs
+
+    same, varied = np.full((1, 8), 0.125, "float32"), np.arange(3, dtype="int64")
+    assert constant(same)
+    assert not constant(same, varied)
+    assert not constant(np.float32(1.0).reshape(()))
+
+
+def test_ratios_are_of_rounds_and_their_median_has_an_interval() -> None:
+    old, new = (EndToEnd(tuple((secs,) for secs in rounds), ()) for rounds in ((2.0, 3.0, 8.0), (1.0, 2.0, 1.0)))
+    assert Ratio.of(old, new) == Ratio(2.0, None)
+    assert median_interval([3.0, 1.0, 2.0, 5.0, 4.0]) is None
+    assert median_interval([3.0, 1.0, 6.0, 2.0, 5.0, 4.0]) == (1.0, 6.0)
+    assert median_interval([float(n) for n in range(10)]) == (1.0, 8.0)
+
+
+@pytest.mark.parametrize("number", [6, 7, 8, 9, 20, 61])
+def test_the_interval_is_the_narrowest_that_is_sure_enough(number: int) -> None:
+    """The median lies below the k-th smallest where less than k values lie below the median: binomially distributed."""
+    interval = median_interval([float(n) for n in range(number)])
+    assert interval is not None
+    low, high = map(round, interval)
+    assert low == number - 1 - high
+    assert 1 - 2 * binom.cdf(low, number, 0.5) >= 0.95
+    assert 1 - 2 * binom.cdf(low + 1, number, 0.5) < 0.95
+
+
+def test_gains_are_kept_apart() -> None:
+    """Each ratio is of the two sides that it says, whatever else was measured."""
+    secs = {UNSEARCHED: 6.0, "tvm-default": 60.0, ONNXRUNTIME: 9.0, "torch": 12.0}
+    for label, run_secs in (("greedy", 3.0), ("family", 4.0)):
+        secs |= {searched_name(label): run_secs, f"onnxruntime-export, {label}": 3 * run_secs / 2}
+    secs[tuned_name("family")] = 2.0
+    measured = {name: EndToEnd(((each,),) * 6, (np.zeros(1),), 0.25, 0.5) for name, each in secs.items()}
+    kinds = {ONNXRUNTIME: "onnx", "torch": "torch"}
+    candidates = {
+        name: Candidate(kinds.get(name.split("-export")[0], "tvm"), name, None, 7, 0.125, 0.0625)  # type: ignore[arg-type]
+        for name in secs
+    }
+    result = summary(measured, candidates, ["greedy", "family"])
+    figures = result.to_json()
+    greedy, family = figures["searches"]
+    assert (greedy["graph_gain"], family["graph_gain"], figures["graph_gain"]) == (2.0, 1.5, 2.0)
+    assert (greedy["tuning_gain"], family["tuning_gain"]) == (None, 2.0)
+    assert (greedy["export_gain"], family["export_gain"]) == (2.0, 1.5)
+    assert (greedy["against_onnxruntime"], family["against_onnxruntime"]) == (3.0, 4.5)  # the tuned module is ours
+    assert (greedy["against_torch"], family["against_torch"]) == (4.0, 6.0)
+    assert (figures["kernel_gain"], figures["kernel_gain_interval"]) == (10.0, [10.0, 10.0])
+    rows = {row.name: row for row in result.rows}
+    assert rows["tvm-default"].compile_secs == 0.1875
+    assert rows[ONNXRUNTIME].compile_secs == 0.25
+    assert rows["torch"].compile_secs == 0.75
+    assert rows[UNSEARCHED].against_baseline is None
+    assert rows["tvm-default"].against_baseline == Ratio(0.1, (0.1, 0.1))
+
+
+def test_a_wrong_graph_shows_in_its_export_too(tmp_path) -> None:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8]) for name in "xy"]
+    for op in ("Relu", "Sigmoid"):
+        graph = helper.make_graph([helper.make_node(op, ["x"], ["y"])], "g", values[:1], values[1:])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(model, tmp_path / op)
+    right, wrong = (from_onnx(tmp_path / op) for op in ("Relu", "Sigmoid"))
+    against = ["onnxruntime", "onnxruntime-export"]
+    result = comparison.compare(
+        right, {"right": right, "wrong": wrong}, tmp_path / "Relu", default_target(), against, rounds=1
+    )
+    with pytest.raises(RewriteError, match=r"rlflow_tvm, wrong by .*, onnxruntime-export, wrong by "):
+        result.check()
+    matching = {row.name for row in result.rows if row.outputs_match}
+    assert matching == {
+        "rlflow_tvm, right", UNSEARCHED, ONNXRUNTIME, "onnxruntime-export, right"
+    }  # fmt: skip
+
+
+def test_one_kind_of_method_twice_is_told_apart(tmp_path, monkeypatch) -> None:
+    """By the ends of the paths: agents are all called `agent.safetensors`."""
+    monkeypatch.setattr(comparison_methods, "agent_search", lambda path, seed, budget: (path, seed, budget))
+    agents = [tmp_path / folder / "agent.safetensors" for folder in ("one/a", "two/a", "two/b")]
+    budget = Budget.parse("20")
+    found = methods([], agents, ["greedy"], 3, budget)
+    assert [method.label for method in found] == [
+        "agent one/a/agent.safetensors", "agent two/a/agent.safetensors", "agent two/b/agent.safetensors", "greedy"
+    ]  # fmt: skip
+    assert found[0].source == (agents[0], 3, budget)
+    assert found[0].described == f"agent {agents[0]}"
+    assert [method.label for method in methods([], agents[:1], [])] == ["searched"]
+    assert [method.described for method in methods([], [], [])] == ["search greedy"]
+    with pytest.raises(UsageError, match="is given twice"):
+        methods([], [agents[0], tmp_path / "two/../one/a/agent.safetensors"], [])
+
+
+@pytest.mark.slow
+def test_torch_compile_is_a_candidate() -> None:
+    for library in ("torch", "onnxscript"):
+        pytest.importorskip(library)
+    path = zoo.path("squeezenet-tiny")
+    mod = from_onnx(path)
+    result = comparison.compare(
+        mod, {"searched": mod}, path, default_target(), ["torch"], zoo_name="squeezenet-tiny", rounds=1
+    )
+    result.check()
+    (row,) = (row for row in result.rows if row.name == "torch")
+    assert row.error is not None
+    assert row.kernels is None
+    assert result.gains[0].torch is not None
+    assert result.gains[0].onnxruntime is None
+
+
+def test_tables_hold_any_name() -> None:
+    """Brackets are no markup, and bars divide no cells."""
+    name = searched_name("plan [red]a|b[/red].json")
+    quartiles = (1e-3, 1e-3)
+    rows = (Row(name, 1e-3, quartiles, 0.0, Ratio(1e-3, None)), Row(UNSEARCHED, 1e-3, quartiles, None))
+    result = Comparison(rows, UNSEARCHED, (Gains("plan [red]a|b[/red].json", Ratio(1e-3, None)),), None, UNSEARCHED)
+    console = Console(record=True, width=120, file=io.StringIO())
+    for table in comparison_tables.tables("[bold]model", result):
+        console.print(table)
+    printed = console.export_text()
+    assert name in printed
+    assert "[bold]model" in printed
+    assert "0.001" in printed
+    text = comparison_tables.markdown("model", {}, "command", result)
+    assert "| rlflow_tvm, plan [red]a\\|b[/red].json |" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +15,7 @@ from rlflow_tvm.cost import Candidate, EndToEnd, Runners, export_library, measur
 from rlflow_tvm.cost import end_to_end as module
 from rlflow_tvm.cost.runner import read_arrays, write_arrays
 from rlflow_tvm.errors import CostError
+from rlflow_tvm.kernels import Lowering
 
 X = np.arange(6, dtype="float32").reshape(2, 3)
 Y = np.full((2, 3), 10, "float32")
@@ -66,6 +68,66 @@ def test_interleaved(library, onnx_file):
             np.testing.assert_array_equal(got, want)
     (got,) = results["theirs"].outputs
     np.testing.assert_array_equal(got, X - Y)
+
+
+def test_what_was_built_tells_what_it_took(library):
+    assert library.kernels == 2
+    assert library.compile_secs is not None
+    assert library.compile_secs > 0
+    assert library.link_secs is not None
+    assert library.link_secs > 0
+
+
+def test_kernels_are_the_launches_of_a_run(target, tmp_path):
+    """Of ours as `Lowering` counts them, equal ones as often as they are launched; a reshape is no kernel."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 16), "float32"))
+    weight = relax.const(np.ones((16, 16), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            step = x
+            for _ in range(3):
+                step = builder.emit(relax.op.nn.relu(builder.emit(relax.op.matmul(step, weight))))
+            out = builder.emit_output(relax.op.exp(builder.emit(relax.op.reshape(step, (16, 4)))))
+        builder.emit_func_output(out)
+    mod = builder.get()
+    ours = export_library(mod, target, tmp_path / "ours.so")
+    assert ours.kernels == 4
+    assert ours.kernels == sum(kernel.count for kernel in Lowering(target).kernels(mod))
+    default = export_library(mod, target, tmp_path / "default.so", relax.get_pipeline("default_build"))
+    assert default.kernels == 7  # which fuses nothing
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not tell a process's peak")
+def test_peak_memory_is_the_models(tmp_path):
+    """In a process that is used again, too; the other models' and the runtime's memory are no part of it."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    size = {"small": 1 << 10, "large": 1 << 25}  # bytes of weights
+    for name, weights in size.items():
+        x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1, k]) for n, k in (("x", 1), ("y", 4)))
+        w = onnx.numpy_helper.from_array(np.ones((weights // 4,), "float32"), "w")
+        four = onnx.numpy_helper.from_array(np.arange(4), "four")
+        nodes = [
+            onnx.helper.make_node("Mul", ["x", "w"], ["v"]),
+            onnx.helper.make_node("Gather", ["v", "four"], ["y"], axis=1),
+        ]
+        graph = onnx.helper.make_graph(nodes, "g", [x], [y], [w, four])
+        onnx.save(
+            onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8),
+            tmp_path / name,
+        )
+    with Runners(1) as runners:
+        peaks = []
+        for name in ("small", "large", "small"):
+            candidate = Candidate("onnx", tmp_path / name)
+            result = runners.measure({"model": candidate}, [np.ones((1, 1), "float32")], rounds=1)["model"]
+            assert result.load_secs > 0
+            assert result.first_secs > 0
+            peaks.append(result.peak_bytes)
+    assert 0 <= peaks[0] < size["large"]
+    assert peaks[1] >= size["large"]
+    assert 0 <= peaks[2] < size["large"]
 
 
 def test_processes_take_one_model_after_the_other(library, onnx_file):

@@ -1,0 +1,234 @@
+"""What a comparison comes to: a row for each candidate, gains kept apart, and how sure the ratios are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import comb, isfinite
+from typing import Any
+
+import numpy as np
+
+from rlflow_tvm.cost import Candidate, EndToEnd
+from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.verify import TOLERANCE, range_error
+
+UNSEARCHED = "rlflow_tvm, unsearched"
+CONVERTED = "rlflow_tvm, ConvertLayout"
+TVM_DEFAULT = "tvm-default"
+ONNXRUNTIME = "onnxruntime"
+ONNXRUNTIME_EXPORT = "onnxruntime-export"
+TORCH = "torch"
+AGAINST = (TVM_DEFAULT, ONNXRUNTIME, ONNXRUNTIME_EXPORT, TORCH)
+
+LEAST_ROUNDS = 6
+"""Of fewer not even the extremes hold the median with 95 % confidence."""
+
+
+def searched_name(label: str) -> str:
+    """The candidate that is the graph of the search `label`."""
+    return f"rlflow_tvm, {label}"
+
+
+def tuned_name(label: str) -> str:
+    """The same with tuned kernels."""
+    return f"{searched_name(label)} and tuned"
+
+
+def export_name(label: str) -> str:
+    """The same graph written as ONNX, run by ONNX Runtime."""
+    return f"{ONNXRUNTIME_EXPORT}, {label}"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Seconds of one candidate over those of another, round by round, as a round's two sides saw the same machine.
+
+    `median` over the rounds; `interval`: its 95 % interval (see `median_interval`).
+    """
+
+    median: float
+    interval: tuple[float, float] | None
+
+    @staticmethod
+    def of(old: EndToEnd, new: EndToEnd) -> Ratio:
+        """`old` over `new`: above 1, `new` is faster."""
+        ratios = [a / b for a, b in zip(old.round_secs, new.round_secs, strict=True)]
+        return Ratio(float(np.median(ratios)), median_interval(ratios))
+
+
+def ratio_json(name: str, ratio: Ratio | None) -> dict[str, Any]:
+    """`name`: the median, `name`_interval: the interval; null where there is none."""
+    interval = None if ratio is None or ratio.interval is None else list(ratio.interval)
+    return {name: None if ratio is None else ratio.median, f"{name}_interval": interval}
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The narrowest pair of order statistics, equally far from both ends, that holds the median of what `values` are
+    drawn from with at least 95 % confidence, whatever its distribution; None for fewer than `LEAST_ROUNDS` values."""
+    number = len(values)
+    outside, tail = 0, 0.0
+    while 2 * (tail := tail + comb(number, outside) / 2**number) <= 0.05:
+        outside += 1
+    if not outside:
+        return None
+    ordered = sorted(values)
+    return ordered[outside - 1], ordered[number - outside]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate: seconds a run (median and quartiles) and its largest difference from the reference's outputs,
+    as a share of the output's range (None for the reference itself).
+
+    `against_baseline`: the baseline's time over its (None for the baseline itself). `compile_secs`: building and
+    linking; of ONNX Runtime making the session; of torch.compile loading the program and the first call. `peak_bytes`:
+    as in `EndToEnd`. `kernels`: launches a run, None where others' runtimes do not tell.
+    """
+
+    name: str
+    run_secs: float
+    quartiles: tuple[float, float]
+    error: float | None
+    against_baseline: Ratio | None = None
+    compile_secs: float | None = None
+    peak_bytes: int | None = None
+    kernels: int | None = None
+
+    @property
+    def outputs_match(self) -> bool:
+        """Whether the difference is one that the order of sums explains."""
+        return self.error is None or self.error <= TOLERANCE
+
+    def to_json(self) -> dict[str, Any]:
+        """`error` is null for the reference and where it is infinite: `outputs_match` tells the two apart."""
+        error = self.error if self.error is not None and isfinite(self.error) else None
+        return {
+            "name": self.name,
+            "run_secs": self.run_secs,
+            "quartiles": list(self.quartiles),
+            "error": error,
+            "outputs_match": self.outputs_match,
+            **ratio_json("against_baseline", self.against_baseline),
+            "compile_secs": self.compile_secs,
+            "peak_bytes": self.peak_bytes,
+            "kernels": self.kernels,
+        }
+
+
+@dataclass(frozen=True)
+class Gains:
+    """What one search's graph is worth; above 1 it is faster. None where a side was not measured.
+
+    `graph`: the strongest unsearched graph over the searched one, same kernels. `tuning`: the searched module's time
+    over its time with tuned kernels. `export`: ONNX Runtime's time of the original over that of the exported graph.
+    `onnxruntime`, `torch`: their times of the original over the searched (and tuned) module's.
+    """
+
+    label: str
+    graph: Ratio
+    tuning: Ratio | None = None
+    export: Ratio | None = None
+    onnxruntime: Ratio | None = None
+    torch: Ratio | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **ratio_json("graph_gain", self.graph),
+            **ratio_json("tuning_gain", self.tuning),
+            **ratio_json("export_gain", self.export),
+            **ratio_json("against_onnxruntime", self.onnxruntime),
+            **ratio_json("against_torch", self.torch),
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rows, and the gains: of kernels (TVM's default over ours on the same, unsearched graph; None without it), and
+    of each search's graph against `baseline`, the strongest unsearched one."""
+
+    rows: tuple[Row, ...]
+    baseline: str
+    gains: tuple[Gains, ...]
+    kernel_gain: Ratio | None
+    reference: str
+    constant_outputs: bool = False
+    """Whether each of the reference's outputs is one number repeated: then equal outputs prove little."""
+
+    def check(self) -> None:
+        """RewriteError if a candidate's outputs differ from the reference's by more than `verify.TOLERANCE`."""
+        wrong = [f"{row.name} by {row.error:.1e}" for row in self.rows if not row.outputs_match]
+        if wrong:
+            raise RewriteError(
+                f"outputs differ from those of {self.reference}, as a share of their range: {', '.join(wrong)} "
+                f"({TOLERANCE:g} is allowed): do not use them, and report the model"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """The first search's gains stand at the top level too, where they stood when there was but one."""
+        return {
+            "rows": [row.to_json() for row in self.rows],
+            "baseline": self.baseline,
+            **ratio_json("kernel_gain", self.kernel_gain),
+            **self.gains[0].to_json(),
+            "reference": self.reference,
+            "constant_outputs": self.constant_outputs,
+            "searches": [
+                {"label": each.label, "candidate": searched_name(each.label), **each.to_json()} for each in self.gains
+            ],
+        }
+
+
+def summary(measured: Mapping[str, EndToEnd], candidates: Mapping[str, Candidate], labels: Sequence[str]) -> Comparison:
+    """What the times and outputs of the candidates, by name, come to; `labels` of the searches, at least one."""
+    reference = ONNXRUNTIME if ONNXRUNTIME in measured else UNSEARCHED
+    expected = measured[reference].outputs
+    baseline = min((n for n in (UNSEARCHED, CONVERTED) if n in measured), key=lambda n: measured[n].run_secs)
+    rows = tuple(
+        Row(
+            name,
+            each.run_secs,
+            each.quartiles,
+            None if name == reference else range_error(each.outputs, expected),
+            None if name == baseline else Ratio.of(measured[baseline], each),
+            _compile_secs(candidates[name], each),
+            each.peak_bytes,
+            candidates[name].kernels,
+        )
+        for name, each in measured.items()
+    )
+
+    def ratio(old: str, new: str) -> Ratio | None:
+        return Ratio.of(measured[old], measured[new]) if {old, new} <= measured.keys() else None
+
+    def gains(label: str) -> Gains:
+        searched, tuned = searched_name(label), tuned_name(label)
+        best = tuned if tuned in measured else searched
+        return Gains(
+            label,
+            Ratio.of(measured[baseline], measured[searched]),
+            ratio(searched, tuned),
+            ratio(ONNXRUNTIME, export_name(label)),
+            ratio(ONNXRUNTIME, best),
+            ratio(TORCH, best),
+        )
+
+    return Comparison(
+        rows,
+        baseline,
+        tuple(map(gains, labels)),
+        ratio(TVM_DEFAULT, UNSEARCHED),
+        reference,
+        constant_outputs=_constant(expected),
+    )
+
+
+def _compile_secs(candidate: Candidate, measured: EndToEnd) -> float:
+    if candidate.kind == "tvm":
+        return (candidate.compile_secs or 0.0) + (candidate.link_secs or 0.0)
+    return measured.load_secs + (measured.first_secs if candidate.kind == "torch" else 0.0)
+
+
+def _constant(outputs: Sequence[np.ndarray]) -> bool:
+    large = [array for array in outputs if array.size > 1]
+    return bool(large) and all(bool((array == array.flat[0]).all()) for array in large)
