@@ -144,7 +144,7 @@ def _given(source: str, plan: Path | None, model: str | None) -> _Given:
 def _chosen(run: RunFolder, model: str | None) -> str:
     """The name of the model that is meant."""
     names = list(run.plans)
-    if model in run.plans:
+    if model is not None and model in run.plans:
         return model
     if len(names) == 1:
         return names[0]

@@ -64,9 +64,7 @@ def part(graph: Graph, shown: Sequence[relax.Var], marks: Marks) -> Drawing:
     return _drawn(graph, [var for var in shown if var not in left_out], marks, left_out=len(left_out))
 
 
-def _drawn(
-    graph: Graph, shown: Sequence[relax.Var], marks: Marks, outputs: bool = False, left_out: int = 0
-) -> Drawing:
+def _drawn(graph: Graph, shown: Sequence[relax.Var], marks: Marks, outputs: bool = False, left_out: int = 0) -> Drawing:
     order = {var: number for number, var in enumerate((*graph.params, *(node.var for node in graph.nodes)))}
     shown = sorted(shown, key=order.__getitem__)
     number = {var: i for i, var in enumerate(shown)}
@@ -158,7 +156,7 @@ def _typed(ty: relax.Type) -> str:
 
 
 def _extents(shape: relax.ShapeExpr) -> str:
-    return "×".join(str(extent) for extent in shape.values) or "scalar"
+    return "×".join(str(int(extent)) for extent in shape.values) or "scalar"
 
 
 def _short(text: str) -> str:

@@ -11,7 +11,16 @@ Line = Mapping[str, Any]
 """One line of a log."""
 
 _NO_CURVES = {"update", "env_steps", "iteration", "wall_secs", "longest"}
-_FIRST = ("mean_return", "real/return", "dream/return", "best_return", "policy_loss", "value_loss", "entropy", "approx_kl")
+_FIRST = (
+    "mean_return",
+    "real/return",
+    "dream/return",
+    "best_return",
+    "policy_loss",
+    "value_loss",
+    "entropy",
+    "approx_kl",
+)
 _POINTS = 600  # of a curve, at most
 _COLUMNS = 40  # of a heat map, at most
 

@@ -18,7 +18,7 @@ let arrows = 0;
 function drawn(drawing, label) {
   const arrow = `arrow-${arrows += 1}`;
   const marker = sv(
-    'marker', { id: arrow, viewBox: '0 0 8 8', refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: 'auto' },
+    'marker', { id: arrow, viewBox: '0 0 8 8', refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, markerUnits: 'userSpaceOnUse', orient: 'auto' },
     sv('path', { class: 'arrow', d: 'M0 0L8 4L0 8z' }),
   );
   const group = sv('g');

@@ -42,7 +42,7 @@ def layered(sizes: Sequence[Point], edges: Sequence[tuple[int, int]]) -> Layout:
 
 
 def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Each node's layer: by its longest path from above; nodes that read nothing stand just above their first reader."""
+    """Each node's layer: by its longest path from above; one that reads nothing stands just above its first reader."""
     above: list[list[int]] = [[] for _ in range(count)]
     below: list[list[int]] = [[] for _ in range(count)]
     for first, last in edges:
@@ -118,7 +118,9 @@ class _Grid:
             for layer in self.layers if downwards else self.layers[::-1]:
                 place = self._places()
                 means = {
-                    item: sum(place[other] for other in beside[item]) / len(beside[item]) if beside[item] else place[item]
+                    item: sum(place[other] for other in beside[item]) / len(beside[item])
+                    if beside[item]
+                    else place[item]
                     for item in layer
                 }
                 layer.sort(key=means.__getitem__)
@@ -129,9 +131,7 @@ class _Grid:
 
     def _places(self) -> dict[int, float]:
         """How far to the right an item stands in its layer, from 0 to 1."""
-        return {
-            item: (number + 0.5) / len(layer) for layer in self.layers for number, item in enumerate(layer)
-        }
+        return {item: (number + 0.5) / len(layer) for layer in self.layers for number, item in enumerate(layer)}
 
     def _crossings(self) -> int:
         total = 0
@@ -207,7 +207,11 @@ class _Grid:
             points += [(at, tops[row]), (at, tops[row] + heights[row])]
         points.append((x[last], centres[last][1] - self.sizes[last][1] / 2))
         inner = range(1, len(points) - 1)
-        bends = [points[i] for i in inner if not abs(points[i - 1][0] - points[i][0]) + abs(points[i + 1][0] - points[i][0]) < 1.0]
+        bends = [
+            points[i]
+            for i in inner
+            if not abs(points[i - 1][0] - points[i][0]) + abs(points[i + 1][0] - points[i][0]) < 1.0
+        ]
         return (points[0], *bends, points[-1])
 
 

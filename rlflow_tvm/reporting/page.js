@@ -61,7 +61,7 @@ function stepRows(steps) {
     const kind = !difference ? '' : difference < 0 ? ' good' : ' bad';
     const sign = difference > 0 ? '+' : '';
     const row = el(
-      'tr', {}, el('td', { class: 'number' }, String(i + 1)), el('td', {}, button), el('td', {}, el('code', {}, step.equation)),
+      'tr', {}, el('td', { class: 'number' }, String(i + 1)), el('td', {}, button), el('td', {}, el('code', {}, step.equation), step.when.length ? el('code', { class: 'when' }, `if ${step.when.join(' and ')}`) : null),
       el('td', { class: 'number' }, time(step.before)), el('td', { class: 'number' }, time(step.after)),
       el('td', { class: `number${kind}` }, difference === null ? 'unknown' : `${sign}${time(difference)} (${sign}${percent(difference / step.before)})`),
       el('td', { class: 'number' }, String(step.cost.kernels)),

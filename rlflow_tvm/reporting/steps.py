@@ -89,7 +89,8 @@ def step_rows(along: Along) -> list[dict[str, Any]]:
             {
                 "rule": match.rule.name,
                 "family": match.rule.family,
-                "equation": str(match.rule),
+                "equation": str(match.rule.equation),
+                "when": list(match.rule.when),
                 "site": str(action.site),
                 "before": secs_of(along.costs[number]),
                 "after": secs_of(along.costs[number + 1]),

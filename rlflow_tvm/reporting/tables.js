@@ -8,7 +8,7 @@ function kernelTable(title, rows, others, cost, mark) {
     share.style.setProperty('--part', row.share === null ? 0 : row.share);
     return el(
       'tr', { class: own ? mark : null },
-      el('td', {}, el('code', {}, row.name), own ? ` (${mark})` : '', el('span', { class: 'shapes' }, row.error || row.shapes)),
+      el('td', { class: 'name' }, el('code', {}, row.name), own ? ` (${mark})` : '', el('span', { class: 'shapes' }, row.error || row.shapes)),
       el('td', {}, row.rule),
       el('td', { class: 'number' }, String(row.count)),
       el('td', { class: 'number' }, time(row.each)),
