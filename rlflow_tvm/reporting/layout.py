@@ -115,8 +115,8 @@ class _Grid:
                 break
             downwards = sweep % 2 == 0
             beside = self.up if downwards else self.down
+            place = {item: at for layer in self.layers for item, at in _places(layer)}
             for layer in self.layers if downwards else self.layers[::-1]:
-                place = self._places()
                 means = {
                     item: sum(place[other] for other in beside[item]) / len(beside[item])
                     if beside[item]
@@ -124,14 +124,11 @@ class _Grid:
                     for item in layer
                 }
                 layer.sort(key=means.__getitem__)
+                place.update(_places(layer))
             crossings = self._crossings()
             if crossings < fewest:
                 best, fewest = [list(layer) for layer in self.layers], crossings
         self.layers = best
-
-    def _places(self) -> dict[int, float]:
-        """How far to the right an item stands in its layer, from 0 to 1."""
-        return {item: (number + 0.5) / len(layer) for layer in self.layers for number, item in enumerate(layer)}
 
     def _crossings(self) -> int:
         total = 0
@@ -213,6 +210,11 @@ class _Grid:
             if not abs(points[i - 1][0] - points[i][0]) + abs(points[i + 1][0] - points[i][0]) < 1.0
         ]
         return (points[0], *bends, points[-1])
+
+
+def _places(layer: Sequence[int]) -> list[tuple[int, float]]:
+    """How far to the right each item stands in its layer, from 0 to 1."""
+    return [(item, (number + 0.5) / len(layer)) for number, item in enumerate(layer)]
 
 
 def rising(targets: Sequence[float], weights: Sequence[float]) -> list[float]:
