@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 Point = tuple[float, float]
 
@@ -132,7 +133,7 @@ class _Grid:
 
     def _crossings(self) -> int:
         total = 0
-        for upper, lower in zip(self.layers, self.layers[1:], strict=False):
+        for upper, lower in pairwise(self.layers):
             place = {item: number for number, item in enumerate(lower)}
             seen: list[int] = []
             for item in upper:

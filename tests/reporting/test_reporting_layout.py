@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -60,13 +62,13 @@ def test_nothing_overlaps_and_edges_lead_down(seed):
         rows.setdefault(y, []).append(node)
     for row in rows.values():
         row.sort(key=lambda node: layout.centres[node][0])
-        for left, right in zip(row, row[1:], strict=False):
+        for left, right in pairwise(row):
             distance = layout.centres[right][0] - layout.centres[left][0]
             assert distance >= (sizes[left][0] + sizes[right][0]) / 2 + GAP - 1e-6
     for (first, last), path in zip(edges, layout.paths, strict=True):
         assert path[0] == pytest.approx((layout.centres[first][0], layout.centres[first][1] + sizes[first][1] / 2))
         assert path[-1] == pytest.approx((layout.centres[last][0], layout.centres[last][1] - sizes[last][1] / 2))
-        assert all(a[1] < b[1] for a, b in zip(path, path[1:], strict=False))
+        assert all(a[1] < b[1] for a, b in pairwise(path))
     assert all(0 <= x <= layout.width and 0 <= y <= layout.height for x, y in layout.centres)
 
 
