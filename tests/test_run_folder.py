@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "reporting"))
 from report_parts import BEST, LOG, planned, write_checkpoint, write_run
 
 from rlflow_tvm.errors import ReportError

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import onnx
 import pytest
 from onnx import TensorProto, helper
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "reporting"))
-from report_parts import write_run
+from report_parts import write_checkpoint, write_run
 
 from rlflow_tvm.frontend import from_onnx
 from rlflow_tvm.kernels import as_target, vector_lanes
@@ -85,8 +82,6 @@ def test_page_and_plots_of_a_plan(run, folder, model, tmp_path):
 def test_model_that_was_moved(run, folder, model, tmp_path):
     moved = tmp_path / "moved.onnx"
     moved.write_bytes(model.read_bytes())
-    from report_parts import write_checkpoint
-
     metadata = {"models": ["gone/relu.onnx"], "shapes": {}, "target": "llvm"}
     write_checkpoint(folder / "agent.safetensors", {"agent": "ppo", "metadata": metadata})
     one_line(run("report", folder), 1, "gone/relu.onnx", "--model")
@@ -121,16 +116,12 @@ def test_damaged_files(run, folder, model, tmp_path):
 
 
 def test_training_on_other_machines(run, folder, model):
-    from report_parts import write_checkpoint
-
     metadata = {"models": [str(model)], "shapes": {}, "target": "llvm rpc:lab"}
     write_checkpoint(folder / "agent.safetensors", {"agent": "ppo", "metadata": metadata})
     one_line(run("report", folder), 2, "lab", "--rpc", "--target llvm")
 
 
 def test_several_models(run, folder, model):
-    from report_parts import write_checkpoint
-
     metadata = {"models": [str(model), "zoo:demo"], "shapes": {}, "target": "llvm"}
     write_checkpoint(folder / "agent.safetensors", {"agent": "ppo", "metadata": metadata})
     one_line(run("report", folder), 2, "several models", "--model", "zoo:demo")
