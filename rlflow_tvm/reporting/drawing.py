@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ are `op`, `input`, `weight`, `output`, and `free` for an operator that works on 
 _LETTER, _LINE, _PAD = 6.4, 15.0, 10.0  # of the page's text, in pixels
 _LONGEST = 40  # letters of a label
 _NEIGHBOURS = 24  # that are drawn of a part
+_INTEGER = re.compile(r"T\.int\d+\((-?\d+)\)")  # as TVM writes one
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def _details(value: relax.Expr) -> list[str]:
     if not isinstance(value, relax.Call):
         return []
     text = "" if value.attrs is None else str(value.attrs)
-    inside = text.partition("(")[2].rpartition(")")[0]
+    inside = _INTEGER.sub(r"\1", text.partition("(")[2].rpartition(")")[0])
     lines = [f"attributes {' '.join(inside.split())}"] if inside else []
     for arg in value.args:
         if isinstance(arg, relax.ShapeExpr):

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from fake_cost import FakeCostModel
 from report_parts import LOG, along_of, planned, start_of, told_of, trained
-from small_models import conv_chain
+from small_models import algebra, conv_chain
 
 from rlflow_tvm.cost import GraphCost
 from rlflow_tvm.dataflow import Node
@@ -95,6 +95,12 @@ def test_whole_graph_has_every_node_input_and_output():
     assert conv[5] == "1×8×6×6"
     assert "padding=(1, 1, 1, 1)" in conv[TEXT]
     assert "w: 8×8×3×3" in conv[TEXT]
+
+
+def test_attributes_are_plain_numbers():
+    split = next(node for node in whole(start_of(algebra()).graph, {})["nodes"] if node[LABEL] == "split")
+    assert "indices_or_sections=(3,), axis=1" in split[TEXT]
+    assert "T." not in split[TEXT]
 
 
 def test_changes_of_a_graph_to_itself_are_none():
