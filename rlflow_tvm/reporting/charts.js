@@ -54,10 +54,12 @@ function showTip(text, x, y) {
   tip.style.top = `${y + 18 + box.height > innerHeight ? Math.max(4, y - box.height - 10) : y + 18}px`;
 }
 
-// an element that tells `text` while the pointer is over it or it has the focus
+// An element that tells `text` while the pointer is over it, or, if it can have it, the focus: to listen for the focus
+// makes an SVG element take it.
 function tells(element, text) {
   element.addEventListener('pointermove', (event) => showTip(text, event.clientX, event.clientY));
   element.addEventListener('pointerleave', () => { tip.hidden = true; });
+  if (!element.hasAttribute('tabindex')) return element;
   element.addEventListener('focus', () => {
     const box = element.getBoundingClientRect();
     showTip(text, box.right, box.bottom);

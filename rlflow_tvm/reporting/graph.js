@@ -133,7 +133,7 @@ function pane(drawing, title) {
   svg.addEventListener('pointerup', release);
   svg.addEventListener('pointercancel', release);
   svg.addEventListener('wheel', (event) => {
-    if (!event.ctrlKey && document.activeElement !== svg) return;  // the page scrolls
+    if (!event.ctrlKey && !svg.contains(document.activeElement)) return;  // the page scrolls
     event.preventDefault();
     zoom(Math.exp(-event.deltaY * 0.0016), ...point(event));
   }, { passive: false });
