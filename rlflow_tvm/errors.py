@@ -44,3 +44,7 @@ class EnvError(RlflowError):
 
 class AgentError(RlflowError):
     """A checkpoint or training configuration is unusable."""
+
+
+class ReportError(RlflowError):
+    """A report cannot be made of what is there (no run folder, a damaged log, a missing model)."""

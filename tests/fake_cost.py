@@ -62,8 +62,15 @@ class FakeCostModel:
         del mod
         return 0
 
-    def cost(self, mod: tvm.IRModule | Dataflow, *, reach: int | None = None, measured: bool = False) -> GraphCost:
-        del reach
+    def cost(
+        self,
+        mod: tvm.IRModule | Dataflow,
+        on_progress: Callable[[int, int], None] | None = None,
+        *,
+        reach: int | None = None,
+        measured: bool = False,
+    ) -> GraphCost:
+        del on_progress, reach
         self.asked += 1
         graph = mod if isinstance(mod, Graph) else Graph.from_function(mod["main"])
         if graph.structural_hash not in self._known:

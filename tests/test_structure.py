@@ -27,11 +27,12 @@ ROOMS: dict[str, set[str]] = {
     "cost": {"kernels"},
     "envs": {"passes", "cost"},
     "search": {"envs"},
+    "reporting": {"cost", "passes"},
     "agents": set(),
 }
 """Room -> the rooms it is built on. It may import those, and the ones that they are built on."""
 
-COMMANDS = {"train", "optimize", "compare", "rules"}
+COMMANDS = {"train", "optimize", "compare", "report", "rules"}
 AGENT_LIBRARIES = {
     *("torch", "dgl", "gymnasium", "numpy", "safetensors", "tensorboard", "ray"),
     *("stable_baselines3", "sb3_contrib"),

@@ -6,7 +6,7 @@ from tvm.relax.pipeline import PIPELINE_MAP, register_pipeline
 
 from .build import compile_kernels, tir_pipeline
 from .choice import BY_SHAPE, Choice, Choices, Chooser, heuristic_choice
-from .explain import KernelRule, explain
+from .explain import KernelRule, explain, explain_kernel
 from .extract import Kernel, Launch, Launches, Lowered, Lowering, extract_kernels
 from .fuse import kernel_key
 from .pipeline import PIPELINE_NAME, pipeline
@@ -44,6 +44,7 @@ __all__ = [
     "compile_kernels",
     "default_target",
     "explain",
+    "explain_kernel",
     "extract_kernels",
     "heuristic_choice",
     "kernel_key",

@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.target import Target
 
 from .choice import BY_SHAPE, Choices
-from .extract import Lowering
+from .extract import Kernel, Lowering
 from .schedule import RULE_ATTR, schedule_kernel
 
 
@@ -35,9 +35,14 @@ def explain(mod: tvm.IRModule, target: Target, choices: Choices = BY_SHAPE) -> l
     """
     rows = []
     for kernel in Lowering(target, choices.implementation).kernels(mod):
-        rule = str(schedule_kernel(kernel.func, target, choices).attrs[RULE_ATTR])
-        rows.append(KernelRule(kernel.name, rule, kernel.count, _shapes(kernel.func), kernel.key))
+        rows.append(explain_kernel(kernel, target, choices))
     return rows
+
+
+def explain_kernel(kernel: Kernel, target: Target, choices: Choices = BY_SHAPE) -> KernelRule:
+    """The same of one kernel; KernelError where no rule takes it."""
+    rule = str(schedule_kernel(kernel.func, target, choices).attrs[RULE_ATTR])
+    return KernelRule(kernel.name, rule, kernel.count, _shapes(kernel.func), kernel.key)
 
 
 def _shapes(func: tirx.PrimFunc) -> tuple[tuple[int, ...], ...]:

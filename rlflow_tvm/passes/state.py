@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -152,6 +152,13 @@ class GraphState:
 
     def replay(self, plan: Plan) -> GraphState:
         """The state after all of `plan`'s actions; PlanError if it is for another module or other rules."""
+        state = self
+        for following in self.along(plan):
+            state = following
+        return state
+
+    def along(self, plan: Plan) -> Iterator[GraphState]:
+        """The state after each of `plan`'s actions in turn; PlanError as in `replay`."""
         plan.check_start(self.structural_hash)
         plan.check_lanes(self.ruleset.lanes)
         state = self
@@ -162,5 +169,5 @@ class GraphState:
                 raise PlanError(
                     f"action {number} of the plan cannot be repeated ({error}): the rules have changed; search again"
                 ) from error
+            yield state
         plan.check_end(state.structural_hash)
-        return state
