@@ -168,5 +168,7 @@ def generate(
     print(f"written to {out}")
 
 
+COMMANDS = {"list": list_rules, "verify": verify, "generate": generate}
+
 if __name__ == "__main__":
-    cli.run_group(__doc__ or "", {"list": list_rules, "verify": verify, "generate": generate})
+    cli.run_group(__doc__ or "", COMMANDS)

@@ -176,6 +176,10 @@ def evaluate(
         )
 
 
+COMMANDS = {
+    "merge": merge_into,
+    **{command.__name__: command for command in (stats, export, forget, calibrate, train, evaluate)},
+}
+
 if __name__ == "__main__":
-    commands = (stats, export, forget, calibrate, train, evaluate)
-    cli.run_group(__doc__ or "", {"merge": merge_into, **{command.__name__: command for command in commands}})
+    cli.run_group(__doc__ or "", COMMANDS)
