@@ -68,18 +68,23 @@ def definition(name: str, module: str) -> tuple[Definition, str]:
     """Where `name`, as `module` knows it, is defined, and what is written below that; LookupError if nowhere."""
     body = _tree(module).body
     for node, after in zip(body, [*body[1:], None], strict=True):
-        below = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return node, ast.get_docstring(node) or ""
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name:
-            return node, str(below)
+            return node, _below(after)
         if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets):
-            return node, str(below)
+            return node, _below(after)
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if name == (alias.asname or alias.name):
                     return definition(alias.name, _imported_from(node, module))
     raise LookupError(f"{module} does not define {name}")
+
+
+def _below(node: ast.stmt | None) -> str:
+    """The text of a statement that is nothing but a text, as stands below what it describes."""
+    text = node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else ""
+    return text if isinstance(text, str) else ""
 
 
 def _imported_from(node: ast.ImportFrom, module: str) -> str:

@@ -65,7 +65,7 @@ def test_pages_link_to_what_is_there() -> None:
 
 
 TEXT = """
-<!-- numbers vary -->
+<!-- file: x -->
 ```console
 $ one
 1.5 ms
@@ -81,13 +81,15 @@ print(1)
 def test_blocks_are_read() -> None:
     console, python = blocks(TEXT)
     assert console.commands == [("one", "1.5 ms\n2e-07\n"), ("two", "")]
-    assert (console.comment, console.line) == ("numbers vary", 3)
+    assert (console.comment, console.line) == ("file: x", 3)
     assert (python.language, python.text, python.comment, python.line) == ("python", "print(1)\n", "", 9)
     with pytest.raises(ValueError, match="line 1 is not closed"):
         list(blocks("```python\nprint(1)"))
 
 
 def test_what_is_stated_is_compared() -> None:
-    assert differences("1.5 ms by 2\n", "0.7 ms by 13\n", numbers_vary=True) == ""
-    assert "printed was:\n0.7 ms" in differences("1.5 ms\n", "0.7 ms\n", numbers_vary=False)
-    assert differences("1.5 ms by 2\n", "0.7 s by 13\n", numbers_vary=True)
+    assert differences("1.5 ms (a)\n", "1.5 ms (a)\n") == ""
+    assert differences("... ms by ...\n", "0.7 ms by 13\n") == ""
+    assert "printed was:\n0.7 ms" in differences("1.5 ms\n", "0.7 ms\n")
+    for printed in ("0.7 s by 13\n", "fast ms by 13\n", "0.7 ms by 13\nmore\n"):
+        assert differences("... ms by ...\n", printed)

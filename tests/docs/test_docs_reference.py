@@ -12,7 +12,6 @@ from types import ModuleType
 import pytest
 from documents import DOCS
 
-
 SCRIPT = DOCS.parent / "scripts" / "reference.py"
 
 
