@@ -1,8 +1,9 @@
 """The fenced blocks of a document, and a folder in which they are run as a reader would run them.
 
-A ```console block holds commands, each behind `$ `, with what they print on standard output below; a ```python block is
-run in the document's one interpreter, and a ```text block behind it is what it prints; `...` there stands for a number. A
-comment line before a block says more: `file: NAME` (it is saved, not run), `installs: NAME` (it downloads).
+A ```console block holds commands, each behind `$ `, with what they print on standard output below. A ```python block is
+run in the document's one interpreter, and a ```text block behind it is what it prints. There `...` before a space or the
+line's end stands for a number. A comment line before a block says more: `file: NAME` (it is saved, not run), `installs:
+NAME` (it downloads).
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def blocks(document: str) -> Iterator[Block]:
 
 def differences(stated: str, printed: str) -> str:
     """How what a document states differs from what was printed; empty where it does not."""
-    expected = _NUMBER.join(map(re.escape, stated.split("...")))
+    expected = _NUMBER.join(map(re.escape, re.split(r"\.\.\.(?=\s)", stated)))
     return "" if re.fullmatch(expected, printed) else f"the document states:\n{stated}printed was:\n{printed}"
 
 

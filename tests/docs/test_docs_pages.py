@@ -90,6 +90,7 @@ def test_blocks_are_read() -> None:
 def test_what_is_stated_is_compared() -> None:
     assert differences("1.5 ms (a)\n", "1.5 ms (a)\n") == ""
     assert differences("... ms by ...\n", "0.7 ms by 13\n") == ""
+    assert differences("f(..., x)\n", "f(1, x)\n")
     assert "printed was:\n0.7 ms" in differences("1.5 ms\n", "0.7 ms\n")
     for printed in ("0.7 s by 13\n", "fast ms by 13\n", "0.7 ms by 13\nmore\n"):
         assert differences("... ms by ...\n", printed)
