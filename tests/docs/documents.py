@@ -1,9 +1,9 @@
 """The fenced blocks of a document, and a folder in which they are run as a reader would run them.
 
-A ```console block holds commands, each behind `$ `, with what they print on standard output below. A ```python block is
-run in the document's one interpreter, and a ```text block behind it is what it prints. There `...` before a space or the
-line's end stands for a number. A comment line before a block says more: `file: NAME` (it is saved, not run), `installs:
-NAME` (it downloads).
+A ```console block holds commands, each behind `$ `, with what they print on standard output below. A ```python block
+is run in the one interpreter of the document, and a ```text block behind it is what it prints: there `...` before a
+space or the end of a line is a number. A comment before a block says more: `file: NAME` (it is saved, not run),
+`installs: NAME` (it downloads).
 """
 
 from __future__ import annotations
