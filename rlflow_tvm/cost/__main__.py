@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -176,7 +177,7 @@ def evaluate(
         )
 
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., None]] = {
     "merge": merge_into,
     **{command.__name__: command for command in (stats, export, forget, calibrate, train, evaluate)},
 }
