@@ -27,12 +27,13 @@ def index_reached(folder: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_the_tutorial_in_an_environment_with_tvm_alone(tmp_path: Path) -> None:
+def test_the_tutorial_in_an_environment_with_tvm_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test above imitates: the environment is made by the tutorial's own commands."""
     if not index_reached(tmp_path / "index"):
         pytest.skip("pip reaches no package index")
     with Reader("tutorial.md", tmp_path) as reader:
         reader.follow()
+        monkeypatch.delenv("PYTHONPATH", raising=False)  # it would bring other packages into the environment
         shutil.rmtree(tmp_path / "fresh")
         (install,) = (block for block in reader.blocks if block.comment == "installs: runtime")
         (run,) = (block for block in reader.blocks if block.text.startswith("$ fresh/bin/python"))
