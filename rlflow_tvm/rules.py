@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -168,5 +169,7 @@ def generate(
     print(f"written to {out}")
 
 
+COMMANDS: dict[str, Callable[..., None]] = {"list": list_rules, "verify": verify, "generate": generate}
+
 if __name__ == "__main__":
-    cli.run_group(__doc__ or "", {"list": list_rules, "verify": verify, "generate": generate})
+    cli.run_group(__doc__ or "", COMMANDS)

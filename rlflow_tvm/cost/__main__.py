@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -176,6 +177,10 @@ def evaluate(
         )
 
 
+COMMANDS: dict[str, Callable[..., None]] = {
+    "merge": merge_into,
+    **{command.__name__: command for command in (stats, export, forget, calibrate, train, evaluate)},
+}
+
 if __name__ == "__main__":
-    commands = (stats, export, forget, calibrate, train, evaluate)
-    cli.run_group(__doc__ or "", {"merge": merge_into, **{command.__name__: command for command in commands}})
+    cli.run_group(__doc__ or "", COMMANDS)

@@ -1,0 +1,97 @@
+"""The documents, followed to the letter: every command typed, every block of Python run, what they state compared."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from documents import DOCS, Reader, blocks, differences
+
+PAGES = ("tutorial.md", "howto-pipelines.md", "explanation.md")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_does_what_it_states(name: str, tmp_path: Path) -> None:
+    with Reader(name, tmp_path) as reader:
+        assert reader.follow() >= 5
+
+
+def index_reached(folder: Path) -> bool:
+    """Whether pip finds a small package."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, "typing_extensions"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_the_tutorial_in_an_environment_with_tvm_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test above imitates: the environment is made by the tutorial's own commands."""
+    if not index_reached(tmp_path / "index"):
+        pytest.skip("pip reaches no package index")
+    with Reader("tutorial.md", tmp_path) as reader:
+        reader.follow()
+        monkeypatch.delenv("PYTHONPATH", raising=False)  # it would bring other packages into the environment
+        shutil.rmtree(tmp_path / "fresh")
+        (install,) = (block for block in reader.blocks if block.comment == "installs: runtime")
+        (run,) = (block for block in reader.blocks if block.text.startswith("$ fresh/bin/python"))
+        reader.type(install)
+        reader.type(run)
+    listed = subprocess.run(
+        [tmp_path / "fresh" / "bin" / "pip", "list", "--format", "freeze"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "apache-tvm==0.27" in listed
+    assert "torch" not in listed
+    assert "rlflow" not in listed
+
+
+def test_the_imitated_environment_has_tvm_alone(tmp_path: Path) -> None:
+    Reader("tutorial.md", tmp_path)
+    script = tmp_path / "script.py"
+    for name in ("rlflow_tvm", "torch", "dgl", "onnx"):
+        script.write_text(f"import {name}\n")
+        done = subprocess.run([tmp_path / "fresh/bin/python", script], capture_output=True, text=True, check=False)
+        assert f"ModuleNotFoundError: No module named '{name}'" in done.stderr
+    script.write_text("import numpy, tvm; print(tvm.cpu())\n")
+    done = subprocess.run([tmp_path / "fresh/bin/python", script], capture_output=True, text=True, check=False)
+    assert done.stdout == "cpu:0\n", done.stderr
+
+
+def test_pages_link_to_what_is_there() -> None:
+    for page in (DOCS.parent / "README.md", *DOCS.glob("*.md"), *DOCS.glob("reference/*.md")):
+        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            assert "://" in link or (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+TEXT = """
+<!-- file: x -->
+```console
+$ one
+1.5 ms
+2e-07
+$ two
+```
+```python
+print(1)
+```
+"""
+
+
+def test_blocks_are_read() -> None:
+    console, python = blocks(TEXT)
+    assert console.commands == [("one", "1.5 ms\n2e-07\n"), ("two", "")]
+    assert (console.comment, console.line) == ("file: x", 3)
+    assert (python.language, python.text, python.comment, python.line) == ("python", "print(1)\n", "", 9)
+    with pytest.raises(ValueError, match="line 1 is not closed"):
+        list(blocks("```python\nprint(1)"))
+
+
+def test_what_is_stated_is_compared() -> None:
+    assert differences("1.5 ms (a)\n", "1.5 ms (a)\n") == ""
+    assert differences("... ms by ...\n", "0.7 ms by 13\n") == ""
+    assert differences("f(..., x)\n", "f(1, x)\n")
+    assert "printed was:\n0.7 ms" in differences("1.5 ms\n", "0.7 ms\n")
+    for printed in ("0.7 s by 13\n", "fast ms by 13\n", "0.7 ms by 13\nmore\n"):
+        assert differences("... ms by ...\n", printed)
