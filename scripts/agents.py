@@ -95,10 +95,16 @@ def searched(run: Run, search: Any) -> tuple[SearchResult, dict[str, Any]]:
             "curve": [list(point) for point in result.curve],
             "kernels_measured": result.kernels_measured,
             "wall_secs": result.wall_secs,
-            "actions": list(result.plan.actions),
+            **told_of_plan(result.plan),
             "metrics": metrics(problem, result.state),
         }
         return result, row
+
+
+def told_of_plan(plan: Plan) -> dict[str, Any]:
+    """Its actions, and besides them what `Plan` needs to be sure that they are replayed on the same graph."""
+    fields = dataclasses.asdict(plan)
+    return {"actions": list(fields.pop("actions")), "plan": fields}
 
 
 def metrics(problem: RewriteProblem, best: GraphState) -> dict[str, dict[str, float]]:
@@ -145,7 +151,7 @@ def agent_run(run: Run, folder: Path) -> dict[str, Any]:
         "env_steps": spent + outcome.env_steps,
         "curve": curve,
         "wall_secs": outcome.wall_secs,
-        "actions": list(plan.actions),
+        **told_of_plan(plan),
         "metrics": metrics_of_plan(run, plan),
         "log": [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()],
         "asked": asked,

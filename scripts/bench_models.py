@@ -36,10 +36,10 @@ from rlflow_tvm import from_onnx
 from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
 from rlflow_tvm.comparison import CONVERTED, UNSEARCHED, unsearched
 from rlflow_tvm.cost import Candidate, CostModel, KernelDatabase, default_path, link_library, measure_interleaved
-from rlflow_tvm.errors import UsageError
+from rlflow_tvm.errors import RlflowError, UsageError
 from rlflow_tvm.frontend import random_inputs, zoo
 from rlflow_tvm.kernels import BY_SHAPE, num_cores, pipeline, vector_lanes
-from rlflow_tvm.passes import GraphState, RewriteAction, default_rules
+from rlflow_tvm.passes import GraphState, Plan, default_rules
 from rlflow_tvm.search import make_search
 from rlflow_tvm.superoptimize import optimize
 from rlflow_tvm.verify import range_error
@@ -117,9 +117,9 @@ def left_by_methods(runs: Path, model: str, mod: tvm.IRModule, cost_model: CostM
         if "-for-" in method:  # another reward: the same agent
             continue
         row = sorted(rows, key=lambda row: row["best_secs"])[(len(rows) - 1) // 2]
-        state = start
-        for action in row["actions"]:
-            state = state.apply(RewriteAction.parse(action))
+        if "plan" not in row:
+            raise UsageError(f"{runs}: {method} of {model} is of an earlier version of agents.py; run it again")
+        state = start.replay(Plan.of({**row["plan"], "actions": row["actions"]}))
         cost_model.kernels(state.graph)  # so that implementations that nobody has measured are measured now
         modules[f"{method}, {steps} steps, median seed" if len(rows) > 1 else f"{method}, {steps} steps"] = (
             state.bound()
@@ -205,7 +205,7 @@ def main() -> None:
                         model, target, arguments.search, arguments.rounds, cost_model, arguments.against, arguments.runs
                     )
                 )
-            except UsageError as error:
+            except RlflowError as error:
                 parser.error(str(error))
             write_json(arguments.out, rows)
     show(
