@@ -141,8 +141,9 @@ def agent_run(run: Run, folder: Path) -> dict[str, Any]:
     )  # fmt: skip
     (trained,) = outcome.models
     curve += [[0, trained.run_secs_before]] if not search else []
-    found_when = [json.loads(line) for line in (folder / "best.jsonl").read_text().splitlines()]
-    curve += [[spent + each["env_steps"], each["run_secs"]] for each in found_when]
+    if (folder / "best.jsonl").exists():  # nothing better than the start was found where it is not
+        found_when = [json.loads(line) for line in (folder / "best.jsonl").read_text().splitlines()]
+        curve += [[spent + each["env_steps"], each["run_secs"]] for each in found_when]
     asked = searched(run, agent_search(outcome.checkpoint, run.seed, Budget(EPISODES * run.horizon)))[1]
     plan = Plan.load(trained.plan)
     return {

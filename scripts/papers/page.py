@@ -56,7 +56,7 @@ def scaled(value: float | None, unit: float, digits: int = 3) -> str:
 
 def less(before: float, after: float) -> float:
     """By how much less `after` is, in percent of `before`; nought of nothing stays nought."""
-    return 100.0 * (1.0 - after / before) if before else 0.0
+    return round(100.0 * (1.0 - after / before), 9) if before else 0.0
 
 
 def short(model: str) -> str:
