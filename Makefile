@@ -12,7 +12,7 @@ env: $(STAMP)
 
 $(STAMP): setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --editable '.[agents,sb3,ray,onnxruntime,zoo,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[agents,sb3,ray,onnxruntime,zoo,plots,dev]'
 	touch $@
 
 demo: $(STAMP)
