@@ -197,19 +197,21 @@ def figure7(folders: Sequence[Path]) -> Page:
 
 
 def draw_times(found: Found, path: Path) -> None:
-    """Bars of seconds, acting over training, a panel for each model."""
+    """Seconds of searching or training with their intervals, and of acting, a panel for each model."""
     figure, axes = panels(len(found), 4.2, 3.6)
     for each, (model, methods) in zip(axes, found.items(), strict=True):
         names = []
         for number, ((method, steps), rows) in enumerate(sorted(methods.items())):
             names.append(label(method, steps))
             mean, half = interval([row["wall_secs"] for row in rows])
-            each.barh(number, mean, 0.8, xerr=half, color="C0" if method in SEARCHES else "C3", capsize=2)
+            bounds = [[min(half, 0.9 * mean)], [half]]  # the axis has no room for nought
+            each.errorbar(mean, number, xerr=bounds, fmt="o", color="C0" if method in SEARCHES else "C3", capsize=3)
             asked = [row["asked"]["wall_secs"] for row in rows if "asked" in row]
             if asked:
-                each.barh(number, np.mean(asked), 0.4, color="0.2")
+                each.plot(np.mean(asked), number, "x", color="0.2")
         each.set_yticks(range(len(names)), names, fontsize=6)
-        each.set(xscale="log", xlabel="seconds (dark: a trained agent acts)", title=short(model))
+        each.grid(axis="x", alpha=0.3)
+        each.set(xscale="log", xlabel="seconds (cross: a trained agent acts)", title=short(model))
     save(figure, path)
 
 

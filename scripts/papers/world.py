@@ -79,23 +79,27 @@ def figure9(folders: Sequence[Path]) -> Page:
 
 
 def draw_returns(found: Found, path: Path) -> None:
-    """Returns in dreams over the controller's updates, and at the end of each iteration the real ones."""
+    """Returns in dreams while the controller learns, and at the end of each iteration the real ones."""
     figure, axes = panels(len(found), 4.4, 3.6)
     for each, (model, methods) in zip(axes, found.items(), strict=True):
         for row in [row for rows in methods.values() for row in rows]:
-            done, dreamt, real = 0, [], []
+            dreams: dict[int, list[float]] = {}
             for line in row["log"]:
                 if "dream/return" in line:
-                    done += 1
-                    dreamt.append((done, line["dream/return"]))
-                elif "real/return" in line:
-                    real.append((done, line["real/return"]))
+                    dreams.setdefault(line["iteration"], []).append(line["dream/return"])
+            # logs that are kept hold the last update of an iteration alone
+            dreamt = [
+                (iteration + number / len(values), value)
+                for iteration, values in dreams.items()
+                for number, value in enumerate(values, 1)
+            ]
+            real = [(line["iteration"] + 1, line["real/return"]) for line in row["log"] if "real/return" in line]
             first = row["seed"] == 0
             if dreamt:
                 each.plot(*zip(*dreamt, strict=True), "C0", alpha=0.5, label="in dreams" if first else None)
             if real:
                 each.plot(*zip(*real, strict=True), "C3o", alpha=0.7, label="real" if first else None)
-        each.set(xlabel="updates in dreams", ylabel="return, %", title=short(model))
+        each.set(xlabel="iterations of dreaming", ylabel="return, %", title=short(model))
         each.legend(fontsize=7)
     save(figure, path)
 
