@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -139,10 +140,14 @@ class EndToEndLog:
         from rlflow_tvm.agents.checkpoint import FILE_NAME, load_checkpoint
 
         self._path = out / "end_to_end.jsonl"
-        self._env_steps = int(load_checkpoint(out / FILE_NAME, prefix="none")[1]["counts"]["env_steps"])
+        counts = load_checkpoint(out / FILE_NAME, prefix="none")[1]["counts"]
+        self._env_steps = int(counts.get("env_steps", 0))
         if self._path.exists():
+            # a world model's checkpoint counts no steps: its episodes are kept as they come, and none comes again
+            most = counts.get("env_steps", math.inf)
             lines = self._path.read_text().splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["env_steps"] <= self._env_steps]
+            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["env_steps"] <= most]
+            self._env_steps = int(counts.get("env_steps", json.loads(kept[-1])["env_steps"] if kept else 0))
             temporary = self._path.with_name(self._path.name + ".tmp")
             temporary.write_text("".join(kept))
             temporary.replace(self._path)

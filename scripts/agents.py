@@ -2,12 +2,14 @@
 
     python scripts/agents.py --models zoo:squeezenet1.1 zoo:bert-base --methods greedy random ppo --seeds 5 --out runs/a
     python scripts/agents_report.py runs/a
+    python scripts/paper.py rlflow-table2 runs/a
 
 Each run has a process of its own and leaves OUT/MODEL/METHOD.STEPS.SEED.json; what is there is not run again, and a
 training that was interrupted goes on. All share one kernel database, so that equal kernels cost the same in every run,
 and a model's results are of one machine: kernels measured and seconds are those that a run needed after the ones before
 it. Searches that draw nothing are run once. A run's curve tells the cheapest graph, all of its kernels measured, after
-so many environment steps: moves tried by a search, steps of an agent's training. Trained agents are then asked for
+so many environment steps: moves tried by a search, steps of an agent's training; `metrics` are kernels, FLOPs, bytes
+moved and memory of the first graph and of the cheapest. Trained agents are then asked for
 plans (`episodes` of sampled actions). `ppo-after-greedy` trains from greedy's plan, `ppo-for-relative` for another
 reward than the usual one.
 """
@@ -21,8 +23,9 @@ import multiprocessing
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,7 @@ from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, PredictionPo
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.envs.rewards import REWARDS
 from rlflow_tvm.errors import UsageError
-from rlflow_tvm.passes import Plan
+from rlflow_tvm.passes import GraphState, Plan
 from rlflow_tvm.search import SEARCHES, Budget, SearchResult, make_search
 from rlflow_tvm.superoptimize import agent_search
 from rlflow_tvm.training import REWARD, model_name, train_on_models
@@ -48,6 +51,8 @@ METHODS = [
 DRAWN = set(METHODS) - {"greedy", "backtracking", "beam", "family", "variable-depth"}
 """Methods that depend on the seed."""
 EPISODES = 16
+METRICS = ("run_secs", "launch_secs", "kernels", "flops", "bytes_moved", "peak_bytes")
+"""Of a graph's cost, what is kept of the first and of the cheapest graph."""
 
 
 @dataclass(frozen=True)
@@ -61,36 +66,61 @@ class Run:
     horizon: int
     predict: float
     target: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of the agent, where they are not its usual ones."""
 
     def path(self, out: Path) -> Path:
         """Of its result."""
         return out / model_name(self.model) / f"{self.method}.{self.steps}.{self.seed}.json"
 
 
-def searched(run: Run, search: Any) -> tuple[RewriteProblem, SearchResult]:
-    """What a search finds."""
+@contextmanager
+def problem_of(run: Run) -> Iterator[RewriteProblem]:
+    """The run's model and prices."""
     with (
         KernelDatabase(default_path()) as database,
         CostModel(parse_target(run.target), database, policy=PredictionPolicy(share=run.predict)) as cost_model,
     ):
-        problem = RewriteProblem(from_onnx(model_path(run.model)), cost_model)
-        return problem, search.run(problem)
+        yield RewriteProblem(from_onnx(model_path(run.model)), cost_model)
 
 
-def found(result: SearchResult) -> dict[str, Any]:
-    return {
-        "start_secs": result.run_secs_before,
-        "best_secs": result.run_secs_after,
-        "env_steps": result.env_steps,
-        "curve": [list(point) for point in result.curve],
-        "kernels_measured": result.kernels_measured,
-        "wall_secs": result.wall_secs,
-        "actions": list(result.plan.actions),
-    }
+def searched(run: Run, search: Any) -> tuple[SearchResult, dict[str, Any]]:
+    """What a search finds, and what is told of it."""
+    with problem_of(run) as problem:
+        result: SearchResult = search.run(problem)
+        row = {
+            "start_secs": result.run_secs_before,
+            "best_secs": result.run_secs_after,
+            "env_steps": result.env_steps,
+            "curve": [list(point) for point in result.curve],
+            "kernels_measured": result.kernels_measured,
+            "wall_secs": result.wall_secs,
+            **told_of_plan(result.plan),
+            "metrics": metrics(problem, result.state),
+        }
+        return result, row
+
+
+def told_of_plan(plan: Plan) -> dict[str, Any]:
+    """Its actions, and besides them what `Plan` needs to be sure that they are replayed on the same graph."""
+    fields = dataclasses.asdict(plan)
+    return {"actions": list(fields.pop("actions")), "plan": fields}
+
+
+def metrics(problem: RewriteProblem, best: GraphState) -> dict[str, dict[str, float]]:
+    """Of the first graph and of `best`; all kernels of both have been measured."""
+    costs = {"before": problem.cost(problem.start, measured=True), "after": problem.cost(best, measured=True)}
+    return {when: {name: getattr(cost, name) for name in METRICS} for when, cost in costs.items()}
+
+
+def metrics_of_plan(run: Run, plan: Plan) -> dict[str, dict[str, float]]:
+    """Of the first graph and of what the plan makes of it."""
+    with problem_of(run) as problem:
+        return metrics(problem, problem.start.replay(plan))
 
 
 def search_run(run: Run) -> dict[str, Any]:
-    return found(searched(run, make_search(run.method, run.seed, Budget(run.steps)))[1])
+    return searched(run, make_search(run.method, run.seed, Budget(run.steps)))[1]
 
 
 def agent_run(run: Run, folder: Path) -> dict[str, Any]:
@@ -100,29 +130,32 @@ def agent_run(run: Run, folder: Path) -> dict[str, Any]:
     agent, _, search = method.partition(AFTER)
     spent, curve, starts = 0, [], {}
     if search:
-        before = searched(run, make_search(search, run.seed, Budget(run.steps // 2)))[1]
+        before = searched(run, make_search(search, run.seed, Budget(run.steps // 2)))[0]
         spent, curve = before.env_steps, [list(point) for point in before.curve]
         starts[run.model] = folder.with_suffix(".start.plan")
         before.plan.save(starts[run.model])
     outcome = train_on_models(
         {run.model: model_path(run.model)}, agent, parse_target(run.target), steps=run.steps - spent, seed=run.seed,
         out=folder, resume=(folder / "agent.safetensors").exists(), horizon=run.horizon, predict=run.predict,
-        starts=starts, reward=reward or REWARD,
+        starts=starts, reward=reward or REWARD, settings=run.settings,
     )  # fmt: skip
     (trained,) = outcome.models
     curve += [[0, trained.run_secs_before]] if not search else []
-    found_when = [json.loads(line) for line in (folder / "best.jsonl").read_text().splitlines()]
-    curve += [[spent + each["env_steps"], each["run_secs"]] for each in found_when]
+    if (folder / "best.jsonl").exists():  # nothing better than the start was found where it is not
+        found_when = [json.loads(line) for line in (folder / "best.jsonl").read_text().splitlines()]
+        curve += [[spent + each["env_steps"], each["run_secs"]] for each in found_when]
     asked = searched(run, agent_search(outcome.checkpoint, run.seed, Budget(EPISODES * run.horizon)))[1]
+    plan = Plan.load(trained.plan)
     return {
         "start_secs": trained.run_secs_before,
         "best_secs": trained.run_secs_after,
         "env_steps": spent + outcome.env_steps,
         "curve": curve,
         "wall_secs": outcome.wall_secs,
-        "actions": list(Plan.load(trained.plan).actions),
+        **told_of_plan(plan),
+        "metrics": metrics_of_plan(run, plan),
         "log": [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()],
-        "asked": found(asked),
+        "asked": asked,
     }
 
 
@@ -140,7 +173,25 @@ def runs(options: argparse.Namespace) -> Iterator[Run]:
         for model in options.models:
             for method in options.methods:
                 if seed == 0 or method in DRAWN:
-                    yield Run(model, method, seed, options.steps, options.horizon, options.predict, options.target)
+                    agent = method.partition(FOR)[0].partition(AFTER)[0]
+                    yield Run(
+                        model, method, seed, options.steps, options.horizon, options.predict, options.target,
+                        options.settings.get(agent, {}),
+                    )  # fmt: skip
+
+
+def parse_settings(text: str) -> dict[str, dict[str, Any]]:
+    """Agent -> its settings, of a JSON object; ArgumentTypeError where it is something else."""
+    try:
+        settings = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"no JSON ({error})") from None
+    if not isinstance(settings, dict) or not all(isinstance(each, dict) for each in settings.values()):
+        raise argparse.ArgumentTypeError('an object of objects is expected, such as {"ppo": {"n_epochs": 4}}')
+    unknown = sorted(set(settings) - set(AGENTS))
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no agent {unknown[0]}; there are {', '.join(AGENTS)}")
+    return settings
 
 
 def prices(target: str) -> str:
@@ -158,6 +209,13 @@ def check_prices(folder: Path, target: str) -> None:
             raise UsageError(f"{path}: is of {theirs}, this is {ours}; give another --out, or go on there")
 
 
+def check_settings(run: Run, out: Path) -> None:
+    """UsageError where there is a result of this run with other settings of the agent."""
+    path = run.path(out)
+    if path.exists() and json.loads(path.read_text()).get("settings", {}) != run.settings:
+        raise UsageError(f"{path}: was made with other --settings; give those, or another --out")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["zoo:demo"], help="ONNX files or zoo:NAME")
@@ -171,15 +229,21 @@ def main() -> int:
     parser.add_argument(
         "--predict", type=float, default=0.3, help="of a graph's time, what may be predicted on the way"
     )
+    parser.add_argument(
+        "--settings", type=parse_settings, default={}, metavar="JSON",
+        help='of agents, where they are not the usual ones: \'{"world-model": {"iterations": 2}}\'',
+    )  # fmt: skip
     parser.add_argument("--target", default="llvm")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    for model in options.models:
-        try:
+    try:
+        for model in options.models:
             check_prices(options.out / model_name(model), options.target)
-        except UsageError as error:
-            parser.error(str(error))
+        for run in runs(options):
+            check_settings(run, options.out)
+    except UsageError as error:
+        parser.error(str(error))
     failed = 0
     wanted = [run for run in runs(options) if not run.path(options.out).exists()]
     for number, run in enumerate(wanted, 1):

@@ -27,12 +27,15 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from rlflow_tvm.errors import UsageError
 from rlflow_tvm.search import SEARCHES
 from rlflow_tvm.training import model_name
 
 Row = dict[str, Any]
 Found = dict[str, dict[tuple[str, int], list[Row]]]
 POINTS, RULES = 200, 50
+RUN = ("model", "method", "steps", "seed", "start_secs", "best_secs", "env_steps", "curve", "wall_secs", "actions")
+"""What each run has told since the first version of `scripts/agents.py`."""
 SCORES = {
     "nll": "-log p(z'), nats",
     "reward_r2": "R² of savings",
@@ -72,12 +75,34 @@ def steps_to(row: Row, wanted: float) -> float:
     return next((step for step, secs in row["curve"] if row["start_secs"] / secs >= wanted), np.inf)
 
 
-def rows_of(folder: Path) -> Found:
-    """Model -> (method, steps) -> its runs."""
+def read_json(path: Path) -> Any:
+    """What a script left in a file; UsageError where there is none, or it is no JSON."""
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror}); run the script that writes it first") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: is no JSON ({error}); remove it, and run the script that writes it again") from None
+
+
+def rows_of(*folders: Path) -> Found:
+    """Model -> (method, steps) -> its runs, of all folders. UsageError where there is none, a file is no run, or a
+    model's runs are of several machines or versions of the kernels."""
     found: Found = {}
-    for path in sorted(folder.glob("*/*.json")):
-        row = json.loads(path.read_text())
-        found.setdefault(row["model"], {}).setdefault((row["method"], row["steps"]), []).append(row)
+    for path in [path for folder in folders for path in sorted(folder.glob("*/*.json"))]:
+        row = read_json(path)
+        missing = [name for name in RUN if not isinstance(row, dict) or name not in row]
+        if missing:
+            raise UsageError(f"{path}: is no result of scripts/agents.py ({missing[0]} is missing); move it away")
+        runs = found.setdefault(row["model"], {}).setdefault((row["method"], row["steps"]), [])
+        if all(row["seed"] != known["seed"] for known in runs):  # the same one in two folders counts once
+            runs.append(row)
+    if not found:
+        raise UsageError(f"{' '.join(map(str, folders))}: no results here; run scripts/agents.py first")
+    for model, methods in found.items():
+        prices = sorted({row.get("prices", "an unknown machine") for rows in methods.values() for row in rows})
+        if len(prices) > 1:
+            raise UsageError(f"{model}: results of {' and '.join(prices)} cannot be held against each other")
     return found
 
 
@@ -201,6 +226,14 @@ def world_plot(found: Found, path: Path) -> None:
 def plot(model: str, methods: dict[tuple[str, int], list[Row]], path: Path) -> None:
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(7, 4.5))
+    draw_gains(axes, model, methods)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def draw_gains(axes: Any, model: str, methods: dict[tuple[str, int], list[Row]]) -> None:
+    """The best gain after each number of steps: means over the seeds, with their intervals."""
     for (method, steps), rows in sorted(methods.items()):
         grid = np.geomspace(10, steps, POINTS)
         along = np.stack([gains_along(row, grid) for row in rows])
@@ -209,15 +242,11 @@ def plot(model: str, methods: dict[tuple[str, int], list[Row]], path: Path) -> N
         axes.fill_between(grid, means - halves, means + halves, color=line.get_color(), alpha=0.2)
     axes.set(xscale="log", xlabel="environment steps", ylabel="graph gain", title=model)
     axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
-def heat_map(found: Found, path: Path) -> None:
-    """How often the rules met most stand in the best plans: means over the seeds, by model and method (RLFlow's figure
-    10)."""
-    plt = pyplot()
+def rule_means(found: Found) -> tuple[list[str], list[str], np.ndarray]:
+    """How often the rules met most stand in the best plans: rules, columns (model and method), and means over the
+    seeds; rules in alphabetical order."""
     columns = {
         f"{model_name(model)} {method}": [Counter(action.split("@")[0] for action in row["actions"]) for row in rows]
         for model, methods in found.items()
@@ -225,11 +254,18 @@ def heat_map(found: Found, path: Path) -> None:
     }
     rules = sorted({rule for counts in columns.values() for each in counts for rule in each})
     means = np.array([[np.mean([each[rule] for each in counts]) for counts in columns.values()] for rule in rules])
-    most = np.sort(np.argsort(-means.sum(axis=1), kind="stable")[:RULES])
-    rules, means = [rules[row] for row in most], means[most]
+    most = np.sort(np.argsort(-means.sum(axis=1), kind="stable")[:RULES]) if rules else []
+    return [rules[row] for row in most], list(columns), means[most] if rules else np.zeros((0, len(columns)))
+
+
+def heat_map(found: Found, path: Path) -> None:
+    """How often the rules met most stand in the best plans: means over the seeds, by model and method (RLFlow's figure
+    10)."""
+    plt = pyplot()
+    rules, columns, means = rule_means(found)
     figure, axes = plt.subplots(figsize=(2 + 0.3 * len(columns), 2.5 + 0.16 * len(rules)))
     image = axes.imshow(np.log1p(means), aspect="auto", cmap="viridis")
-    axes.set_xticks(range(len(columns)), list(columns), rotation=90, fontsize=6)
+    axes.set_xticks(range(len(columns)), columns, rotation=90, fontsize=6)
     axes.set_yticks(range(len(rules)), rules, fontsize=6)
     ticks = np.array([0, 1, 3, 10, 30, 100])
     bar = figure.colorbar(image, label="rewrites in the best plan", ticks=np.log1p(ticks))
@@ -244,13 +280,10 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--plots", action="store_true", help="curves too (extra [plots])")
     options = parser.parse_args()
-    found = rows_of(options.folder)
-    if not found:
-        parser.error(f"{options.folder}: no results here; run scripts/agents.py first")
-    for model, methods in found.items():
-        prices = sorted({row.get("prices", "an unknown machine") for rows in methods.values() for row in rows})
-        if len(prices) > 1:
-            parser.error(f"{model}: results of {' and '.join(prices)} cannot be held against each other")
+    try:
+        found = rows_of(options.folder)
+    except UsageError as error:
+        parser.error(str(error))
     lines: list[str] = []
     for model, methods in found.items():
         lines += table(model, methods)

@@ -8,6 +8,11 @@ faster than they), seconds to compile and to link the library, and the largest d
 Runtime's as a share of its range; at the end the geometric means. torch.compile runs the torch module that a zoo
 model was exported from, weights as constants; the other models have none. What is
 measured is written to --out as it comes, and models that are there already are not measured again.
+
+With --runs, the folder of a `scripts/agents.py` that ran on this machine with the same database, the graph that each
+method left is timed too (of its seeds that with the median cost), and the unsearched graphs built with the same
+measured kernels: the graph gain is the faster one's time over the method's. `scripts/paper.py rlflow-figure6 OUT` makes
+the table.
 """
 
 from __future__ import annotations
@@ -21,15 +26,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tvm
+from agents_report import rows_of
 from rich.console import Console
 from rich.table import Table
 from tvm import relax
 
 from rlflow_tvm import from_onnx
 from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
+from rlflow_tvm.comparison import CONVERTED, UNSEARCHED, unsearched
 from rlflow_tvm.cost import Candidate, CostModel, KernelDatabase, default_path, export_library, measure_interleaved
+from rlflow_tvm.errors import RlflowError, UsageError
 from rlflow_tvm.frontend import random_inputs, zoo
-from rlflow_tvm.kernels import BY_SHAPE, num_cores, pipeline
+from rlflow_tvm.kernels import BY_SHAPE, num_cores, pipeline, vector_lanes
+from rlflow_tvm.passes import GraphState, Plan, default_rules
 from rlflow_tvm.search import make_search
 from rlflow_tvm.superoptimize import optimize
 from rlflow_tvm.verify import range_error
@@ -38,18 +48,22 @@ MODELS = tuple(f"zoo:{n}" for n in ("resnet18", "resnet50", "squeezenet1.1", "in
 LIGHT = tuple(f"zoo:{name}" for name in zoo.names() if name.startswith("light_"))
 
 
+PLAIN = {UNSEARCHED: "as imported", CONVERTED: "ConvertLayout"}
+"""The names of unsearched graphs that are built with measured kernels."""
 AGAINST = {"onnxruntime": "ONNX Runtime", "torch": "torch.compile", "tvm-default": "TVM default"}
 
 
 def bench(
-    model: str, target: Any, search: str, rounds: int, cost_model: CostModel, against: list[str]
+    model: str, target: Any, search: str, rounds: int, cost_model: CostModel, against: list[str], runs: Path | None
 ) -> dict[str, Any]:
     """One model's figures."""
     path = model_path(model)
     mod = from_onnx(path)
-    result: dict[str, Any] = {"model": model, "search": search}
+    result: dict[str, Any] = {"model": model, "search": search, "runs": None if runs is None else str(runs)}
     candidates: dict[str, Candidate] = {}
     modules = {"unsearched": (mod, BY_SHAPE)}
+    left = {} if runs is None else left_by_methods(runs, model, mod, cost_model)
+    modules |= {name: (each, cost_model.choices) for name, each in left.items()}
     if search != "none":
         started = time.monotonic()
         with progress_bar(f"{model}: searching") as bar:
@@ -76,6 +90,12 @@ def bench(
                 candidates, inputs, rounds, threads=num_cores(target), timeout_secs=900.0,
                 on_progress=lambda done, total: bar(done, total),
             )  # fmt: skip
+    result["ours"] = list(modules)
+    if left:
+        plain = min((PLAIN[name] for name in PLAIN if PLAIN[name] in left), key=lambda name: measured[name].run_secs)
+        for name in left:
+            pairs = zip(measured[plain].round_secs, measured[name].round_secs, strict=True)
+            result[f"{name}_graph_gain"] = float(np.median([old / new for old, new in pairs]))
     for name, times in measured.items():
         result[f"{name}_secs"] = times.run_secs
         result[f"{name}_quartiles"] = times.quartiles
@@ -86,6 +106,27 @@ def bench(
                 pairs = zip(measured[other].round_secs, measured[name].round_secs, strict=True)
                 result[f"{name}_against_{other}"] = float(np.median([theirs / ours for theirs, ours in pairs]))
     return result
+
+
+def left_by_methods(runs: Path, model: str, mod: tvm.IRModule, cost_model: CostModel) -> dict[str, tvm.IRModule]:
+    """The unsearched graphs, and what each method's run of the median cost has left, by the candidates' names."""
+    found = rows_of(runs).get(model)
+    if found is None:
+        raise UsageError(f"{runs}: no run of {model} is there; leave the model out, or run scripts/agents.py on it")
+    start = GraphState.from_module(mod, default_rules(vector_lanes(cost_model.target)))
+    modules = {PLAIN[name]: each for name, each in unsearched(mod, vector_lanes(cost_model.target)).items()}
+    for (method, steps), rows in sorted(found.items()):
+        if "-for-" in method:  # another reward: the same agent
+            continue
+        row = sorted(rows, key=lambda row: row["best_secs"])[(len(rows) - 1) // 2]
+        if "plan" not in row:
+            raise UsageError(f"{runs}: {method} of {model} is of an earlier version of agents.py; run it again")
+        state = start.replay(Plan.of({**row["plan"], "actions": row["actions"]}))
+        cost_model.kernels(state.graph)  # so that implementations that nobody has measured are measured now
+        modules[f"{method}, {steps} steps, median seed" if len(rows) > 1 else f"{method}, {steps} steps"] = (
+            state.bound()
+        )
+    return modules
 
 
 def compiled(mod: Any, target: Any, path: Path, how: Any, result: dict[str, Any]) -> Candidate:
@@ -106,7 +147,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         table.add_column(column, justify="left" if column in left else "right")
     ratios: dict[tuple[str, str], list[float]] = {}
     for row in rows:
-        for name in ("unsearched", "searched"):
+        for name in row.get("ours", ("unsearched", "searched")):
             if f"{name}_secs" not in row:
                 continue
             cells = []
@@ -136,18 +177,34 @@ def main() -> None:
     parser.add_argument("--search", default="greedy", help="as of rlflow_tvm.optimize, or none")
     parser.add_argument("--against", nargs="*", choices=tuple(AGAINST), default=list(AGAINST), help="default: all")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--runs", type=Path, help="folder of scripts/agents.py: time what its methods left")
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     arguments = parser.parse_args()
     target = parse_target(arguments.target)
     models = [name for model in arguments.models for name in (LIGHT if model == "light" else (model,))]
     rows: list[dict[str, Any]] = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
-    known = {(row["model"], row["search"]) for row in rows}
+    runs = None if arguments.runs is None else str(arguments.runs)
+    known = {(row["model"], row["search"]) for row in rows if row.get("runs") == runs}
     with KernelDatabase(default_path()) as database, CostModel(target, database) as cost_model:
         for model in models:
-            if (model, arguments.search) not in known:
-                rows.append(bench(model, target, arguments.search, arguments.rounds, cost_model, arguments.against))
-                write_json(arguments.out, rows)
-    show([row for row in rows if row["model"] in models and row["search"] == arguments.search])
+            if (model, arguments.search) in known:
+                continue
+            try:
+                rows.append(
+                    bench(
+                        model, target, arguments.search, arguments.rounds, cost_model, arguments.against, arguments.runs
+                    )
+                )
+            except RlflowError as error:
+                parser.error(str(error))
+            write_json(arguments.out, rows)
+    show(
+        [
+            row
+            for row in rows
+            if row["model"] in models and row["search"] == arguments.search and row.get("runs") == runs
+        ]
+    )
 
 
 if __name__ == "__main__":

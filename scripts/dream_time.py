@@ -24,7 +24,7 @@ from rlflow_tvm.agents.observation import actions_at
 from rlflow_tvm.agents.policy import UniformPolicy
 from rlflow_tvm.agents.training import torch_settings
 from rlflow_tvm.agents.world.dream import Dream
-from rlflow_tvm.cli import model_path, parse_target
+from rlflow_tvm.cli import model_path, parse_target, write_json
 from rlflow_tvm.cost import CostModel, KernelDatabase, PredictionPolicy, default_path
 from rlflow_tvm.envs import GraphRewriteEnv, RewriteProblem
 
@@ -69,6 +69,7 @@ def main() -> int:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 64, 256], help="dreams at once")
     parser.add_argument("--rounds", type=int, default=5, help=f"of {STEPS} steps each")
     parser.add_argument("--target", default="llvm")
+    parser.add_argument("--json", type=Path, help="write the medians to this file")
     options = parser.parse_args()
     model, config, rollouts, metadata = learnt_model(options.run)
     dream = Dream.along(experience(model, config, rollouts), places_of(rollouts), config)
@@ -90,8 +91,10 @@ def main() -> int:
                 times[batch] += secs if seed else []  # the first round warms up, with the second one's actions
     step = float(np.median(times[0]))
     print(f"{options.model}: a real step {1e3 * step:.2f} ms (median of {len(times[0])})")
-    for batch in options.batches:
-        secs = float(np.median(times[batch]))
+    dreams = [{"batch": batch, "step_secs": float(np.median(times[batch]))} for batch in options.batches]
+    write_json(options.json, [{"model": options.model, "real_secs": step, "dreams": dreams}])
+    for dreamt_step in dreams:
+        batch, secs = dreamt_step["batch"], dreamt_step["step_secs"]
         print(
             f"  {batch} dreams at once: {1e3 * secs:.2f} ms a step, {1e3 * secs / batch:.4f} ms a dream: "
             f"1/{step * batch / secs:.0f} of a real one"

@@ -6,7 +6,7 @@
 For each seed an agent is trained once (and gone on with where it was interrupted), then it acts on each unseen model
 for a number of steps, without learning. Beside it stand greedy search to its own end, and random walks for as many
 steps as the agent had: shares are (gain - 1) of (greedy's gain - 1). Gains are graph gains. Goes on with
-what is in --out.
+what is in --out; `scripts/paper.py xrlflow-shapes OUT` prints the table again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from agents import Run, found, searched
-from agents_report import gain, told
-from rich.console import Console
-from rich.table import Table
+from agents import Run, searched
+from papers.shapes import unseen_lines
 
 from rlflow_tvm.agents import AGENTS
 from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
@@ -51,7 +48,7 @@ def tried(options: argparse.Namespace, model: str, seed: int, checkpoint: Path) 
     }
     if seed == 0:
         searches["greedy"] = make_search("greedy")
-    return {"model": model, "seed": seed, **{name: found(searched(run, each)[1]) for name, each in searches.items()}}
+    return {"model": model, "seed": seed, **{name: searched(run, each)[1] for name, each in searches.items()}}
 
 
 def main() -> int:
@@ -78,23 +75,8 @@ def main() -> int:
             assert checkpoint is not None, "there is one where something is left to be tried"
             rows.append(tried(options, model, seed, checkpoint))
             write_json(path, rows)
-    table = Table(title=f"{options.agent}, trained on {', '.join(options.train)}")
-    for column in ("unseen", "gain", "random", "greedy", "share of greedy's", "steps until its best", "seconds"):
-        table.add_column(column, justify="right")
-    for model in options.unseen:
-        own = [row for row in rows if row["model"] == model]
-        best = next(gain(row["greedy"]) for row in own if "greedy" in row)
-        gains = [gain(row["agent"]) for row in own]
-        table.add_row(
-            model,
-            told(gains),
-            told([gain(row["random"]) for row in own]),
-            f"{best:.3f}",
-            told([(each - 1) / (best - 1) for each in gains]) if best > 1 else "",
-            f"{np.median([row['agent']['curve'][-1][0] for row in own]):.0f}",
-            f"{np.median([row['agent']['wall_secs'] for row in own]):.1f}",
-        )
-    Console().print(table)
+    print(f"{options.agent}, trained on {', '.join(options.train)}\n")
+    print("\n".join(unseen_lines([row for row in rows if row["model"] in options.unseen])))
     return 0
 
 

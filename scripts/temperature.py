@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from agents_report import Row, told
-from rich.console import Console
-from rich.table import Table
+from agents_report import Row
+from papers.world import temperature_lines
 
 from rlflow_tvm import from_onnx
 from rlflow_tvm.agents import load_agent
@@ -113,14 +112,8 @@ def main() -> int:
                     dream = Dream.along(seen, places, config, temperature)
                     rows.append(scores(dream, eyes, places, config, env, seed))
                     write_json(options.out, rows)
-    table = Table(title=f"{options.model}: returns of an episode, mean and 95 % interval over the seeds")
-    for column in ("temperature", "dream", "real", "best gain", "seeds"):
-        table.add_column(column, justify="right")
-    for temperature in options.temperatures:
-        own = [row for row in rows if row["temperature"] == temperature]
-        means = [[float(np.mean(row[name])) for row in own] for name in ("dream_returns", "real_returns")]
-        table.add_row(f"{temperature:g}", *map(told, means), told([row["best_gain"] for row in own]), str(len(own)))
-    Console().print(table)
+    print(f"{options.model}: returns of an episode, mean and 95 % interval over the seeds\n")
+    print("\n".join(temperature_lines(rows)))
     return 0
 
 

@@ -14,6 +14,7 @@ from rlflow_tvm import rollouts, training
 from rlflow_tvm.agents.candidate.config import CandidateConfig
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.registry import AgentKind
+from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import AgentError, RlflowError, UsageError
 from rlflow_tvm.frontend import from_onnx
@@ -191,3 +192,23 @@ def test_a_candidate_agent_is_trained_and_searches(chain, tmp_path, monkeypatch)
     assert gone_on[: len(logged)] == logged
     assert outcome.env_steps < gone_on[len(logged)]["env_steps"] <= again.env_steps
     assert again.models[0].run_secs_after <= outcome.models[0].run_secs_after
+
+
+def test_a_world_model_is_trained_on_a_model(chain, tmp_path, monkeypatch):
+    config = WorldModelConfig(
+        hidden=8, rounds=1, memory=8, gaussians=2, members=1, vision_steps=2, memory_steps=2, held_out=0.3,
+        iterations=1, controller_updates=1, dreams=2, controller=PPOConfig(hidden=8, n_epochs=1),
+    )  # fmt: skip
+    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: config)
+    options = {"steps": 40, "agent": "world-model", "reward": "end-to-end"}
+    outcome = train(chain, tmp_path / "out", **options)
+    assert outcome.models[0].run_secs_after < outcome.models[0].run_secs_before
+    log = tmp_path / "out" / "end_to_end.jsonl"
+    steps = [json.loads(line)["env_steps"] for line in log.read_text().splitlines()]
+    assert steps[-1] == outcome.env_steps
+    assert steps == sorted(steps)
+    text = log.read_text()
+    log.write_text(text + '{"env_steps": 1')  # killed while it wrote
+    assert train(chain, tmp_path / "out", resume=True, **options).env_steps == outcome.env_steps
+    training.EndToEndLog(tmp_path / "out")
+    assert log.read_text() == text

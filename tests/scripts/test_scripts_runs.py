@@ -1,0 +1,109 @@
+"""What the run scripts write for the tables: graphs' properties, work and memory before and after, graphs left."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from types import SimpleNamespace
+
+import agents
+import bench_models
+import onnx
+import pytest
+from fake_cost import FakeCostModel
+from graph_properties import properties, rewrites_away
+from run_rows import run_row, write_runs
+from small_models import LANES, TARGET, bound, conv_chain, conv_net
+
+from rlflow_tvm.envs import RewriteProblem
+from rlflow_tvm.errors import RewriteError, UsageError
+from rlflow_tvm.frontend import from_onnx
+from rlflow_tvm.kernels import extract_kernels, vector_lanes
+from rlflow_tvm.passes import GraphState, Plan, default_rules
+from rlflow_tvm.search import make_search
+from rlflow_tvm.search.result import moves
+
+
+def test_properties_of_a_model(network):
+    row = properties(str(network), TARGET)
+    mod = from_onnx(network)
+    state = GraphState.from_module(mod, default_rules(vector_lanes(TARGET)))
+    kernels = extract_kernels(mod, TARGET)
+    assert row["kernels"] == sum(kernel.count for kernel in kernels)
+    assert row["sites"] == sum(map(len, state.sites.values()))
+    assert row["rules"] == len({action.rule for action in moves(state)})
+    tensors = onnx.load(network).graph.initializer
+    assert row["weights"] == sum(onnx.numpy_helper.to_array(tensor).size for tensor in tensors)
+    # the stem: 16 x 16 pixels, 16 channels out of 3 by 3 x 3, a product and a sum each; the rest comes on top of it
+    assert row["flops"] > 2 * 16 * 16 * 16 * 3 * 9
+    assert row["bytes_moved"] > 4 * row["weights"]
+    assert 0 < row["peak_bytes"] < row["bytes_moved"]
+    assert 1 < row["kinds"] < row["operators"]
+
+
+@pytest.mark.parametrize("build", [conv_chain, conv_net])
+def test_graphs_one_rewrite_away(build):
+    state = GraphState.from_module(build(), default_rules(LANES))
+    reached = set()
+    for action in moves(state):
+        try:
+            reached.add(state.apply(action).structural_hash)
+        except RewriteError:
+            continue
+    assert rewrites_away(state) == len(reached - {state.structural_hash})
+
+
+def test_metrics_before_and_after():
+    problem = RewriteProblem(conv_net(), FakeCostModel(), default_rules(LANES))
+    result = make_search("greedy").run(problem)
+    assert result.state.actions
+    told = json.loads(json.dumps(agents.metrics(problem, result.state)))
+    assert told["before"]["run_secs"] == problem.start_secs
+    assert told["after"]["run_secs"] == result.run_secs_after < problem.start_secs
+    assert told["after"]["kernels"] == problem.cost(result.state).kernels
+    assert set(told["after"]) == set(agents.METRICS)
+    row = json.loads(json.dumps(agents.told_of_plan(result.plan)))
+    assert Plan.of({**row["plan"], "actions": row["actions"]}) == result.plan
+
+
+def planned(state: GraphState, seed: int, best: float, method: str = "random") -> dict[str, object]:
+    """A run that left this state."""
+    return run_row(method, seed, best, model="zoo:one", **agents.told_of_plan(state.plan))
+
+
+def test_graphs_that_methods_left(tmp_path):
+    mod = bound(conv_chain())
+    start = GraphState.from_module(mod, default_rules(vector_lanes(TARGET)))
+    first, second, third = [start.apply(action) for action in moves(start)[:3]]
+    rows = [planned(first, 0, 9.0), planned(second, 1, 7.0), planned(third, 2, 8.0), planned(first, 0, 6.0, "greedy")]
+    priced: list[int] = []
+    model = SimpleNamespace(target=TARGET, kernels=lambda graph: priced.append(graph.structural_hash))
+    left = bench_models.left_by_methods(write_runs(tmp_path, *rows), "zoo:one", mod, model)
+    assert list(left) == ["as imported", "ConvertLayout", "greedy, 100 steps", "random, 100 steps, median seed"]
+    assert priced == [first.structural_hash, third.structural_hash]  # of 7, 8 and 9 seconds the middle one
+    again = GraphState.from_module(left["random, 100 steps, median seed"], start.ruleset)
+    assert again.structural_hash == third.structural_hash
+    with pytest.raises(UsageError, match="no run of zoo:two"):
+        bench_models.left_by_methods(tmp_path, "zoo:two", mod, model)
+    write_runs(tmp_path, run_row("beam", model="zoo:one"))
+    with pytest.raises(UsageError, match=r"beam of zoo:one is of an earlier version of agents\.py"):
+        bench_models.left_by_methods(tmp_path, "zoo:one", mod, model)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "no JSON"), ("[]", "an object of objects"), ('{"ppo": 3}', "an object"), ('{"dqn": {}}', "no agent dqn")],
+)
+def test_settings_that_cannot_be(text, message):
+    with pytest.raises(argparse.ArgumentTypeError, match=message):
+        agents.parse_settings(text)
+
+
+def test_results_of_other_settings_are_not_taken(tmp_path):
+    run = agents.Run("zoo:one", "ppo", 0, 100, 20, 0.3, "llvm", {"n_epochs": 4})
+    agents.check_settings(run, tmp_path)  # nothing is there
+    write_runs(tmp_path, run_row("ppo", settings={"n_epochs": 4}))
+    agents.check_settings(run, tmp_path)
+    write_runs(tmp_path, run_row("ppo"))  # as earlier versions wrote them: the usual settings
+    with pytest.raises(UsageError, match="other --settings"):
+        agents.check_settings(run, tmp_path)
