@@ -33,6 +33,7 @@ def table1(paths: Sequence[Path]) -> Page:
         "",
         "Operators of the imported graph (constants folded, batch normalisations in their convolutions), work on "
         "weights left out; kernels, operations, bytes moved and the peak of inputs, outputs and intermediates of what "
-        "is built of it, implementations chosen by shapes. Equal graphs one rewrite away count once.",
+        "is built of it, implementations chosen by shapes (a convolution by Winograd's counts fewer operations). Equal "
+        "graphs one rewrite away count once.",
     ]
     return Page(lines)
