@@ -5,9 +5,9 @@
 
 Leaves OUT/baselines.json (default orders, greedy search, random orders), OUT/AGENT.STEPS.SEED.json for each training
 (`ppo+shaping` and `ppo+value-metrics` are the paper's variants), OUT/checks.json (every module that any order made of a
-held-out graph, run against its original) and OUT/times.json (whole held-out graphs, compiled and timed in interleaved
-rounds). What is there is not made again. An order is the one that left fewest operations on the way of one episode of
-32 passes.
+held-out graph, run against its original), OUT/times.json (whole held-out graphs, compiled and timed in interleaved
+rounds) and OUT/endurance.json (100 000 random steps in one process). What is there is not made again. An order is the
+one that left fewest operations on the way of one episode of 32 passes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import tvm
 import tvm_ffi
 from tvm import relax
@@ -43,6 +44,7 @@ from rlflow_tvm.verify import TOLERANCE, flatten, range_error
 
 AGENTS = ("ppo", "a2c", "dqn", "trpo", "maskable-ppo")
 VARIANTS = ("ppo+shaping", "ppo+value-metrics")
+_ENDURANCE = 100_000
 DEFAULTS = {"documented": DOCUMENTED_ORDER, "cleaning": CLEANING_ORDER}
 Order = Sequence[str]
 
@@ -230,6 +232,29 @@ def timed(mod: tvm.IRModule, orders: dict[str, Order], target: tvm.target.Target
     }
 
 
+def endurance(out: Path, steps: int) -> None:
+    """Random passes on all training graphs in one process: its memory, refusals and steps a second along the way."""
+    path = out / "endurance.json"
+    if path.exists():
+        return
+    env = PassOrderingEnv(graphs(test=False), reward="saving")
+    act = RandomPasses(0).act
+    observation, _ = env.reset(seed=0)
+    rows, since = [], time.perf_counter()
+    with progress_bar("endurance") as bar:
+        for done in range(1, steps + 1):
+            observation, _, ended, _, _ = env.step(act(observation, env.action_masks()))
+            if ended:
+                observation, _ = env.reset()
+            if done % (steps // 20) == 0:
+                secs, since = time.perf_counter() - since, time.perf_counter()
+                resident = psutil.Process().memory_info().rss / 2**20
+                rows.append({"steps": done, "resident_mib": resident, "steps_per_sec": steps // 20 / secs,
+                             "refusals": len(env.refusals)})  # fmt: skip
+                bar(done, steps, f"{resident:.0f} MiB")
+    write_json(path, {"rows": rows, "refusals": sorted(set(env.refusals.values()))})
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", nargs="+", default=[*AGENTS, *VARIANTS], choices=[*AGENTS, *VARIANTS])
@@ -238,7 +263,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     parser.add_argument("--timed", default="ppo", help="the agent whose graphs are timed")
     parser.add_argument("--rounds", type=int, default=5, help="of timing")
-    parser.add_argument("--only", choices=["baselines", "trainings", "checks", "times"], help="do only this")
+    parser.add_argument(
+        "--only", choices=["baselines", "trainings", "checks", "times", "endurance"], help="do only this"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -250,6 +277,8 @@ def main() -> int:
         checks(options.out)
     if options.only in (None, "times"):
         times(options.out, options.timed, options.steps, options.rounds)
+    if options.only in (None, "endurance"):
+        endurance(options.out, _ENDURANCE)
     return 0
 
 
