@@ -84,7 +84,16 @@ def main() -> int:
         label = f"{agent}, {steps} steps: one order for all"
         table.append((geometric_mean(common[0].values()), line(label, common, defaults, "", "", "", "")))
     lines += [text for _, text in sorted(table)]
-    lines += ["", *by_family(rows, found, defaults), "", *run_times(folder), "", *equality(folder)]
+    lines += [
+        "",
+        *by_family(rows, found, defaults),
+        "",
+        *run_times(folder),
+        "",
+        *equality(folder),
+        "",
+        *endurance(folder),
+    ]
     (folder / "report.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
     curves(found, folder / "curves.png")
@@ -144,6 +153,20 @@ def equality(folder: Path) -> list[str]:
     told_wrong = f"{len(wrong)} differ: {', '.join(wrong)}" if wrong else "none differs"
     return [f"{len(errors)} modules run against their originals: {told_wrong}; largest difference "
             f"{max(errors.values()):.1e} of an output's range."]  # fmt: skip
+
+
+def endurance(folder: Path) -> list[str]:
+    """How memory and speed went over the many random steps."""
+    path = folder / "endurance.json"
+    if not path.exists():
+        return []
+    told_of = json.loads(path.read_text())
+    rows = told_of["rows"]
+    lines = ["| random steps in one process | resident, MiB | steps a second | refusals |", "|---|---|---|---|"]
+    for row in rows[:: max(1, len(rows) // 5)] + rows[-1:]:
+        cells = (row["steps"], f"{row['resident_mib']:.0f}", f"{row['steps_per_sec']:.0f}", row["refusals"])
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return [*lines, "", *(f"- refused: {why}" for why in told_of["refusals"])]
 
 
 def curves(found: Mapping[tuple[str, int], list[dict[str, Any]]], path: Path) -> None:
