@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -145,30 +145,39 @@ def orders_of(out: Path) -> dict[str, set[tuple[str, ...]]]:
     return found
 
 
-def checks(out: Path) -> None:
+def checks(out: Path, jobs: int) -> None:
     """Run every different module against the graph that it was made of."""
     path = out / "checks.json"
     rows = json.loads(path.read_text()) if path.exists() else {}
     found = orders_of(out)
-    with progress_bar("checking") as bar:
-        for done, (name, orders) in enumerate(found.items()):
-            bar(done, len(found), name)
-            mod = graphs(test=True)[name]
-            made = {tvm_ffi.structural_hash(each) & (2**64 - 1): each for each in (applied(o, mod) for o in orders)}
-            row = rows.setdefault(name, {})
-            missing = {f"{key:016x}": each for key, each in made.items() if f"{key:016x}" not in row}
-            if missing:
-                draws = [arguments(mod, positive) for positive in (True, False)]
-                expected = outputs(mod, draws)
-                if not any(np.isfinite(array).mean() > 0.5 for arrays in expected for array in arrays):
-                    raise RlflowError(f"{name}: nothing that it computes is finite, so that nothing can be compared")
-                for key, each in missing.items():
-                    errors = map(range_error, outputs(each, draws), expected)
-                    row[key] = max(errors)
-                write_json(path, rows)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context) as pool, progress_bar("checking") as bar:
+        futures = {pool.submit(checked, name, orders, rows.get(name, {})): name for name, orders in found.items()}
+        for done, future in enumerate(as_completed(futures)):
+            rows[futures[future]] = future.result()
+            write_json(path, rows)
+            bar(done + 1, len(found), futures[future])
     errors = [error for row in rows.values() for error in row.values()]
     wrong = sum(error > TOLERANCE for error in errors)
     print(f"{len(errors)} modules of {len(rows)} graphs: {wrong} differ, largest difference {max(errors):.1e}")
+
+
+def checked(name: str, orders: set[tuple[str, ...]], known: dict[str, float]) -> dict[str, float]:
+    """Structural hash of each module that the orders make of the graph -> its largest difference from the graph's
+    outputs, as a share of their range; `known` are not run again."""
+    mod = graphs(test=True)[name]
+    made = {f"{tvm_ffi.structural_hash(each) & (2**64 - 1):016x}": each for each in (applied(o, mod) for o in orders)}
+    if made.keys() <= known.keys():
+        return known
+    draws = [arguments(mod, positive) for positive in (True, False)]
+    expected = outputs(mod, draws)
+    if not any(np.isfinite(array).mean() > 0.5 for arrays in expected for array in arrays):
+        raise RlflowError(f"{name}: nothing that it computes is finite, so that nothing can be compared")
+    found = dict(known)
+    for key, each in made.items():
+        if key not in known:
+            found[key] = max(map(range_error, outputs(each, draws), expected))
+    return found
 
 
 def arguments(mod: tvm.IRModule, positive: bool) -> list[np.ndarray]:
@@ -260,7 +269,7 @@ def main() -> int:
     parser.add_argument("--agents", nargs="+", default=[*AGENTS, *VARIANTS], choices=[*AGENTS, *VARIANTS])
     parser.add_argument("--steps", type=int, default=16_384, help="environment steps of a training")
     parser.add_argument("--seeds", type=int, default=5, help="how many")
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings or checks at a time")
     parser.add_argument("--timed", default="ppo", help="the agent whose graphs are timed")
     parser.add_argument("--rounds", type=int, default=5, help="of timing")
     parser.add_argument(
@@ -274,7 +283,7 @@ def main() -> int:
     if options.only in (None, "trainings"):
         trainings(options.out, options.agents, options.steps, options.seeds, options.jobs)
     if options.only in (None, "checks"):
-        checks(options.out)
+        checks(options.out, options.jobs)
     if options.only in (None, "times"):
         times(options.out, options.timed, options.steps, options.rounds)
     if options.only in (None, "endurance"):
