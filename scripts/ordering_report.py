@@ -31,6 +31,11 @@ def percent(values: Sequence[float], digits: int = 1) -> str:
     return told([100 * value for value in values], digits) + " %"
 
 
+def mean_left(runs: Sequence[Left]) -> float:
+    """Over seeds, of the geometric means over graphs."""
+    return float(np.mean([geometric_mean(run.values()) for run in runs]))
+
+
 def line(label: str, runs: Sequence[Left], defaults: Mapping[str, Left], *more: str) -> str:
     """A row of the table; `runs`: what each seed leaves of each graph."""
     cells = [label, str(len(runs)), percent([geometric_mean(run.values()) for run in runs])]
@@ -70,7 +75,7 @@ def main() -> int:
     ]
     table = []
     for label, runs, tried in without_training(rows):
-        table.append((geometric_mean(runs[0].values()), line(label, runs, defaults, tried, "", "", "")))
+        table.append((mean_left(runs), line(label, runs, defaults, tried, "", "", "")))
     for (agent, steps), runs in found.items():
         lefts = [{name: each["left"] for name, each in run["graphs"].items()} for run in runs]
         more = (
@@ -79,10 +84,10 @@ def main() -> int:
             f"{np.median([run['log'][-1]['env_steps'] / run['log'][-1]['secs'] for run in runs]):.0f}",
             f"{max(run['peak_mib'] for run in runs):.0f}",
         )
-        table.append((geometric_mean(lefts[0].values()), line(f"{agent}, {steps} steps", lefts, defaults, *more)))
+        table.append((mean_left(lefts), line(f"{agent}, {steps} steps", lefts, defaults, *more)))
         common = [run["common"]["left"] for run in runs]
         label = f"{agent}, {steps} steps: one order for all"
-        table.append((geometric_mean(common[0].values()), line(label, common, defaults, "", "", "", "")))
+        table.append((mean_left(common), line(label, common, defaults, "", "", "", "")))
     lines += [text for _, text in sorted(table)]
     lines += [
         "",
@@ -105,7 +110,8 @@ def by_family(
 ) -> list[str]:
     """Operations left, by what the graphs are."""
     kinds = sorted({"-".join(name.split("-")[:2]) for name in rows})
-    lines = [f"| left of | graphs | {' | '.join(kinds)} |", f"|{'---|' * (len(kinds) + 2)}"]
+    heads = (f"{kind} ({sum(name.startswith(f'{kind}-') for name in rows)} graphs)" for kind in kinds)
+    lines = [f"| left of | {' | '.join(heads)} |", f"|{'---|' * (len(kinds) + 1)}"]
     lefts: dict[str, list[Left]] = {label: [left] for label, left in defaults.items()}
     lefts["greedy"] = [{name: row["greedy"]["left"] for name, row in rows.items()}]
     for (agent, steps), runs in found.items():
@@ -117,7 +123,7 @@ def by_family(
             )
             for kind in kinds
         ]
-        lines.append(f"| {label} | {len(rows)} | {' | '.join(cells)} |")
+        lines.append(f"| {label} | {' | '.join(cells)} |")
     return lines
 
 
