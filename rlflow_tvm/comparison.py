@@ -33,9 +33,10 @@ from rlflow_tvm.comparison_figures import (
     tuned_name,
 )
 from rlflow_tvm.cost import Candidate, export_library, measure_interleaved
-from rlflow_tvm.errors import CostError, UsageError
+from rlflow_tvm.errors import CostError, RewriteError, UsageError
 from rlflow_tvm.frontend import random_inputs, save_onnx, to_onnx, zoo
 from rlflow_tvm.kernels import BY_SHAPE, TUNED_RULE, Choices, Lowering, explain, num_cores, pipeline, vector_lanes
+from rlflow_tvm.passes.mended import convert_layout
 
 log = logging.getLogger("rlflow_tvm")
 
@@ -76,7 +77,10 @@ def unsearched(mod: tvm.IRModule, lanes: int) -> dict[str, tvm.IRModule]:
     if _has_convolutions(mod):
         try:
             modules[CONVERTED] = converted_layout(mod, lanes)
-        except tvm.error.InternalError as error:  # as for axes counted from the end, behind a convolution
+        except (
+            tvm.error.InternalError,
+            RewriteError,
+        ) as error:  # as for axes counted from the end, behind a convolution
             reason = str(error).strip().splitlines()[-1]
             log.warning("TVM's ConvertLayout fails on this model (%s): it is not compared with", reason)
     return modules
@@ -84,8 +88,7 @@ def unsearched(mod: tvm.IRModule, lanes: int) -> dict[str, tvm.IRModule]:
 
 def converted_layout(mod: tvm.IRModule, lanes: int) -> tvm.IRModule:
     """TVM's own blocked-layout pass over `mod`, with its clean-up passes: what a user gets without a search."""
-    layouts = {"relax.nn.conv2d": [f"NCHW{lanes}c", f"OIHW{lanes}o"]}
-    return cleaned(relax.transform.ConvertLayout(layouts)(mod))
+    return cleaned(convert_layout(f"NCHW{lanes}c", f"OIHW{lanes}o")(mod))
 
 
 def cleaned(mod: tvm.IRModule) -> tvm.IRModule:

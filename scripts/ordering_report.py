@@ -20,11 +20,16 @@ from typing import Any
 
 import numpy as np
 from agents_report import pyplot, told
+from papers.page import markdown
 
 from rlflow_tvm.verify import TOLERANCE
 
 Left = Mapping[str, float]
 DEFAULTS = ("documented", "cleaning")
+COLUMNS = (
+    *("order by", "seeds", "left", "against documented", "at least as good", "against cleaning", "at least as good"),
+    *("passes tried on a graph", "training, s", "steps a second", "peak, MiB"),
+)
 
 
 def percent(values: Sequence[float], digits: int = 1) -> str:
@@ -36,13 +41,13 @@ def mean_left(runs: Sequence[Left]) -> float:
     return float(np.mean([geometric_mean(run.values()) for run in runs]))
 
 
-def line(label: str, runs: Sequence[Left], defaults: Mapping[str, Left], *more: str) -> str:
+def line(label: str, runs: Sequence[Left], defaults: Mapping[str, Left], *more: str) -> list[str]:
     """A row of the table; `runs`: what each seed leaves of each graph."""
     cells = [label, str(len(runs)), percent([geometric_mean(run.values()) for run in runs])]
     for left in defaults.values():
         cells.append(percent([geometric_mean(left[name] / run[name] for name in run) - 1 for run in runs]))
         cells.append(percent([float(np.mean([run[n] <= left[n] + 1e-9 for n in run])) for run in runs], 0))
-    return f"| {' | '.join([*cells, *more])} |"
+    return [*cells, *more]
 
 
 def without_training(rows: Mapping[str, Any]) -> Iterator[tuple[str, list[Left], str]]:
@@ -68,11 +73,6 @@ def main() -> int:
         row = json.loads(path.read_text())
         if "agent" in row:
             found.setdefault((row["agent"], row["steps"]), []).append(row)
-    lines = [
-        "| order by | seeds | left | against documented | at least as good | against cleaning | at least as good | "
-        "passes tried on a graph | training, s | steps a second | peak, MiB |",
-        f"|{'---|' * 11}",
-    ]
     table = []
     for label, runs, tried in without_training(rows):
         table.append((mean_left(runs), line(label, runs, defaults, tried, "", "", "")))
@@ -88,17 +88,9 @@ def main() -> int:
         common = [run["common"]["left"] for run in runs]
         label = f"{agent}, {steps} steps: one order for all"
         table.append((mean_left(common), line(label, common, defaults, "", "", "", "")))
-    lines += [text for _, text in sorted(table)]
-    lines += [
-        "",
-        *by_family(rows, found, defaults),
-        "",
-        *run_times(folder),
-        "",
-        *equality(folder),
-        "",
-        *endurance(folder),
-    ]
+    lines = markdown(COLUMNS, [cells for _, cells in sorted(table)])
+    for part in (by_family(rows, found, defaults), run_times(folder), equality(folder), endurance(folder)):
+        lines += ["", *part]
     (folder / "report.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
     curves(found, folder / "curves.png")
@@ -110,21 +102,17 @@ def by_family(
 ) -> list[str]:
     """Operations left, by what the graphs are."""
     kinds = sorted({"-".join(name.split("-")[:2]) for name in rows})
-    heads = (f"{kind} ({sum(name.startswith(f'{kind}-') for name in rows)} graphs)" for kind in kinds)
-    lines = [f"| left of | {' | '.join(heads)} |", f"|{'---|' * (len(kinds) + 1)}"]
+    heads = [f"{kind} ({sum(name.startswith(f'{kind}-') for name in rows)} graphs)" for kind in kinds]
     lefts: dict[str, list[Left]] = {label: [left] for label, left in defaults.items()}
     lefts["greedy"] = [{name: row["greedy"]["left"] for name, row in rows.items()}]
     for (agent, steps), runs in found.items():
         lefts[f"{agent}, {steps}"] = [{n: each["left"] for n, each in run["graphs"].items()} for run in runs]
-    for label, seeds in lefts.items():
-        cells = [
-            percent(
-                [geometric_mean(left for name, left in run.items() if name.startswith(f"{kind}-")) for run in seeds]
-            )
-            for kind in kinds
-        ]
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-    return lines
+
+    def told_of(kind: str, seeds: Sequence[Left]) -> str:
+        return percent([geometric_mean(left for name, left in run.items() if name.startswith(kind)) for run in seeds])
+
+    cells = [[label, *(told_of(f"{kind}-", seeds) for kind in kinds)] for label, seeds in lefts.items()]
+    return markdown(("left of", *heads), cells)
 
 
 def run_times(folder: Path) -> list[str]:
@@ -134,10 +122,7 @@ def run_times(folder: Path) -> list[str]:
         return []
     rows = json.loads(path.read_text())
     labels = list(next(iter(rows.values())))
-    lines = [
-        f"| {len(rows)} graphs, TVM's default build | operations left | run time left | slower |",
-        "|---|---|---|---|",
-    ]
+    cells = []
     for label in labels[1:]:
         left, ratios = [], []
         for row in rows.values():
@@ -146,8 +131,8 @@ def run_times(folder: Path) -> list[str]:
             ratios.append(float(np.median([new / old for new, old in rounds])))
         slower = sum(ratio > 1.02 for ratio in ratios)
         means = (f"{100 * geometric_mean(each):.1f} %" for each in (left, ratios))
-        lines.append(f"| {label} | {' | '.join(means)} | {slower} |")
-    return lines
+        cells.append([label, *means, str(slower)])
+    return markdown((f"{len(rows)} graphs, TVM's default build", "operations left", "run time left", "slower"), cells)
 
 
 def equality(folder: Path) -> list[str]:
@@ -168,11 +153,12 @@ def endurance(folder: Path) -> list[str]:
         return []
     told_of = json.loads(path.read_text())
     rows = told_of["rows"]
-    lines = ["| random steps in one process | resident, MiB | steps a second | refusals |", "|---|---|---|---|"]
-    for row in rows[:: max(1, len(rows) // 5)] + rows[-1:]:
-        cells = (row["steps"], f"{row['resident_mib']:.0f}", f"{row['steps_per_sec']:.0f}", row["refusals"])
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return [*lines, "", *(f"- refused: {why}" for why in told_of["refusals"])]
+    cells = [
+        [str(row["steps"]), f"{row['resident_mib']:.0f}", f"{row['steps_per_sec']:.0f}", str(row["refusals"])]
+        for row in rows[:: max(1, len(rows) // 5)] + rows[-1:]
+    ]
+    columns = ("random steps in one process", "resident, MiB", "steps a second", "refusals")
+    return [*markdown(columns, cells, left=0), "", *(f"- refused: {why}" for why in told_of["refusals"])]
 
 
 def curves(found: Mapping[tuple[str, int], list[dict[str, Any]]], path: Path) -> None:

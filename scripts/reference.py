@@ -25,7 +25,7 @@ PACKAGE = Path(rlflow_tvm.__file__).parent
 FOLDER = PACKAGE.parent / "docs" / "reference"
 
 ROOMS = ("passes", "search", "envs", "cost")
-COMMANDS = ("optimize", "train", "compare", "rules", "cost")
+COMMANDS = ("optimize", "train", "compare", "report", "rules", "cost")
 WIDTH = 100
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.Assign | ast.AnnAssign

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from functools import lru_cache
 
 import tvm
 from tvm import relax
@@ -42,18 +42,11 @@ class Family:
         return state.bound() if state.actions else mod
 
 
-_READ: deque[tuple[tvm.IRModule, GraphState]] = deque(maxlen=4)
-
-
+@lru_cache(maxsize=4)  # modules are equal where they are the same object
 def _beginning(mod: tvm.IRModule) -> GraphState:
     """The module's graph, remembered: one family is mostly tried after another on the same module, and reading the
     graph takes longer than most families do on it."""
-    for known, state in _READ:
-        if known.same_as(mod):
-            return state
-    state = GraphState.from_module(mod, RuleSet((), 1))
-    _READ.append((mod, state))
-    return state
+    return GraphState.from_module(mod, RuleSet((), 1))
 
 
 Gain = tuple[int, int]

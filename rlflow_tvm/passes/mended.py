@@ -85,6 +85,13 @@ class _ScalarsAsTensors(relax.PyExprMutator):
         return relax.Call(call.op, args, call.attrs, call.ty_args, call.span)
 
 
+def convert_layout(data: str, kernel: str) -> tvm.transform.Pass:
+    """TVM's `ConvertLayout` of two-dimensional convolutions, where it may not end the process; RewriteError as
+    `ScalarsAsTensors`."""
+    layouts = {"relax.nn.conv2d": [data, kernel]}
+    return tvm.transform.Sequential([ScalarsAsTensors(), relax.transform.ConvertLayout(layouts)])
+
+
 @tvm.transform.module_pass(opt_level=0, name="rlflow_tvm.ForInference")
 class ForInference:
     """`inner`, which takes each batch normalisation's moments from its operands; RewriteError where one of `main` is to

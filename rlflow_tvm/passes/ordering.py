@@ -16,7 +16,7 @@ from rlflow_tvm import ir
 from rlflow_tvm.errors import PlanError, RewriteError, RlflowError
 from rlflow_tvm.passes.family_pass import Family
 from rlflow_tvm.passes.files import read_whole, write_whole
-from rlflow_tvm.passes.mended import ForInference, OnConstants, ScalarsAsTensors
+from rlflow_tvm.passes.mended import ForInference, OnConstants, ScalarsAsTensors, convert_layout
 from rlflow_tvm.passes.rules import FAMILIES, TERMINATING_FAMILIES
 
 log = logging.getLogger("rlflow_tvm")
@@ -28,17 +28,13 @@ def _one_after_another(*passes: Callable[[], tvm.transform.Pass]) -> tvm.transfo
     return tvm.transform.Sequential([each() for each in passes])
 
 
-def _converted_layout(data: str, kernel: str) -> tvm.transform.Pass:
-    return _one_after_another(ScalarsAsTensors, partial(transform.ConvertLayout, {"relax.nn.conv2d": [data, kernel]}))
-
-
 PASSES: dict[str, Callable[[], tvm.transform.Pass]] = {
     "AdjustMatmulOrder": transform.AdjustMatmulOrder,
     "CanonicalizeBindings": transform.CanonicalizeBindings,
     "CombineParallelMatmul": transform.CombineParallelMatmul,
     "ComputePrimValue": transform.ComputePrimValue,
-    "ConvertLayoutNCHW": partial(_converted_layout, "NCHW", "OIHW"),
-    "ConvertLayoutNHWC": partial(_converted_layout, "NHWC", "OHWI"),
+    "ConvertLayoutNCHW": partial(convert_layout, "NCHW", "OIHW"),
+    "ConvertLayoutNHWC": partial(convert_layout, "NHWC", "OHWI"),
     "ConvertToDataflow": transform.ConvertToDataflow,
     "DeadCodeElimination": transform.DeadCodeElimination,
     "DecomposeOpsForInference": lambda: ForInference(transform.DecomposeOpsForInference()),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents_report import Row, read_json
+from agents_report import Row, pyplot, read_json
 
 from rlflow_tvm.errors import UsageError
 
@@ -66,16 +66,12 @@ def short(model: str) -> str:
 
 def save(figure: Any, path: Path) -> None:
     """The figure as a file, and no longer in memory."""
-    from agents_report import pyplot
-
     figure.savefig(path, dpi=120)
     pyplot().close(figure)
 
 
 def panels(number: int, width: float = 3.4, height: float = 3.2) -> tuple[Any, list[Any]]:
     """A figure of so many axes beside each other, four in a row."""
-    from agents_report import pyplot
-
     columns = min(number, 4)
     rows = math.ceil(number / columns)
     figure, axes = pyplot().subplots(

@@ -13,10 +13,10 @@ import typer
 from onnx import TensorProto, helper
 from rich.console import Console
 from scipy.stats import binom
-from tvm import relax
+from tvm import relax, tirx
 
 from rlflow_tvm import compare, comparison, comparison_methods, comparison_tables, from_onnx
-from rlflow_tvm.comparison import ONNXRUNTIME, UNSEARCHED, searched_name, summary, tuned_name
+from rlflow_tvm.comparison import CONVERTED, ONNXRUNTIME, UNSEARCHED, searched_name, summary, tuned_name
 from rlflow_tvm.comparison_figures import Comparison, Gains, Ratio, Row, median_interval
 from rlflow_tvm.comparison_methods import methods
 from rlflow_tvm.cost import Candidate, EndToEnd
@@ -25,6 +25,7 @@ from rlflow_tvm.frontend import zoo
 from rlflow_tvm.kernels import Choices, default_target
 from rlflow_tvm.kernels.tuned import marked
 from rlflow_tvm.search import Budget
+from tests.small_models import bound, module
 
 SEARCHED, TUNED = searched_name("searched"), tuned_name("searched")
 
@@ -101,6 +102,16 @@ def test_a_model_that_tvm_cannot_convert_is_compared_without(caplog) -> None:
         builder.emit_func_output(output)
     assert set(comparison.unsearched(builder.get(), 16)) == {UNSEARCHED}
     assert "ConvertLayout fails on this model" in caplog.text
+
+
+def test_a_bare_number_beside_a_tensor_does_not_end_the_process() -> None:
+    """TVM's own `ConvertLayout` does, with a segmentation fault."""
+
+    def body(emit, x, w):
+        return emit(relax.op.add(emit(relax.op.nn.conv2d(x, w)), relax.prim_value(tirx.FloatImm("float32", 0.5))))
+
+    mod = bound(module({"x": (1, 16, 6, 6)}, {"w": (16, 16, 3, 3)}, body))
+    assert set(comparison.unsearched(mod, 16)) == {UNSEARCHED, CONVERTED}
 
 
 def test_constant_outputs_are_told() -> None:

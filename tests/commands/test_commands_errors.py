@@ -11,15 +11,7 @@ from onnx import TensorProto, helper
 
 from rlflow_tvm import cli
 from rlflow_tvm.errors import RlflowError
-
-
-def one_line(completed, code: int, *words: str) -> None:
-    assert completed.returncode == code, completed.stderr
-    assert "Traceback" not in completed.stderr
-    lines = [line for line in completed.stderr.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1, completed.stderr
-    for word in words:
-        assert word in lines[0]
+from tests.error_lines import one_line
 
 
 def relu_model(path: Path, op: str = "Relu", domain: str = "", extent: int | str = 8) -> Path:

@@ -13,15 +13,7 @@ from report_parts import write_checkpoint, write_run
 from rlflow_tvm.frontend import from_onnx
 from rlflow_tvm.kernels import as_target, vector_lanes
 from rlflow_tvm.passes import GraphState, RewriteAction, default_rules
-
-
-def one_line(completed, code: int, *words: str) -> None:
-    assert completed.returncode == code, completed.stderr
-    assert "Traceback" not in completed.stderr
-    lines = [line for line in completed.stderr.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1, completed.stderr
-    for word in words:
-        assert word in lines[0]
+from tests.error_lines import one_line
 
 
 @pytest.fixture(scope="module")
