@@ -99,7 +99,7 @@ def main(
     for table in comparison_tables.tables(f"{model}: {found}; {rounds} interleaved rounds", result):
         console.print(table)
     for line in (*comparison_tables.lines(result), *comparison_tables.NOTES):
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)  # a gain is one line
     facts = {"target": str(tvm_target), "cpu": cpu_model(), "threads": num_cores(tvm_target), "seed": seed,
              "rounds": rounds}  # fmt: skip
     told = [{"method": way.described, "plan_length": n} for way, n in zip(ways, lengths, strict=True)]

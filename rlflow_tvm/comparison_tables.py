@@ -71,7 +71,7 @@ def _gain_lines(gains: Gains, who: str, baseline: str) -> list[str]:
 
 def _table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
     table = Table(title=escape(title) or None)
-    table.add_column(_NAME)
+    table.add_column(_NAME, overflow="fold")  # names differ at their ends
     for column in columns:
         table.add_column(column, justify="right")
     for name, cells in rows.items():
