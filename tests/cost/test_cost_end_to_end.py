@@ -60,7 +60,9 @@ def test_interleaved(library, onnx_file):
     assert list(results) == ["ours", "theirs", "again"]
     assert progress == [(i, 6) for i in range(1, 7)]
     for result in results.values():
-        assert [len(calls) for calls in result.rounds] == [5000, 5000]  # so small a model reaches the bound
+        first, second = (len(calls) for calls in result.rounds)
+        # as many in each round; how many tells the machine's load, below the bound of so small a model
+        assert module._MIN_CALLS < first == second <= module._MAX_CALLS
         low, high = result.quartiles
         assert 0 < low <= result.run_secs <= high
     for name in ("ours", "again"):
