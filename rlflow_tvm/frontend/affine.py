@@ -30,9 +30,13 @@ class ChannelAffine:
         return ChannelAffine(self.scale * after.scale, self.shift * after.scale + after.shift)
 
 
-def fold_affine(graph: Graph) -> None:
+def fold_affine(graph: Graph, *, as_norm: bool = False) -> None:
     """Fold per-channel affine nodes (needs `graph.types`). A chain begins at a convolution with constant weights or
-    at a batch normalisation, and runs on as long as the value has one reader and that reader is affine."""
+    at a batch normalisation, and runs on as long as the value has one reader and that reader is affine.
+
+    `as_norm`: what goes into no convolution is written as one batch normalisation, and a chain of two nodes or more may
+    begin at any of them.
+    """
     nodes = graph.nodes
     reader = _only_readers(graph)
     place = {output: i for i, node in enumerate(nodes) for output in node.output if output}
@@ -45,13 +49,17 @@ def fold_affine(graph: Graph) -> None:
         elif node.op_type == "BatchNormalization":
             affine = _batch_norm(graph, node)
             chain, affine = ([], None) if affine is None else _chain(graph, node, reader, affine)
+        elif as_norm and (affine := _image_step(graph, node)) is not None:
+            chain, affine = _chain(graph, node, reader, affine)
+            affine = affine if chain else None
         else:
             continue
         if affine is None:
             continue
         end = chain[-1].output[0] if chain else node.output[0]
         new.update({place[n.output[0]]: [] for n in chain})
-        new[i] = (_into_conv if node.op_type == "Conv" else _as_nodes)(graph, node, affine, end)
+        write = _into_conv if node.op_type == "Conv" else _as_norm if as_norm else _as_nodes
+        new[i] = write(graph, node, affine, end)
     if new:
         graph.nodes = [n for i, node in enumerate(nodes) for n in new.get(i, [node])]
 
@@ -130,18 +138,31 @@ def _constant_step(graph: Graph, node: onnx.NodeProto, value: str) -> ChannelAff
     return ChannelAffine(one, operand if node.op_type == "Add" else -operand)
 
 
+def _image_step(graph: Graph, node: onnx.NodeProto) -> ChannelAffine | None:
+    """What a multiplication or an addition does to an image in float32, by a number for each of its channels."""
+    for value in node.input:
+        shape = graph.shape(value)
+        if value in graph.constants or shape is None or len(shape) < 4 or list(node.input).count(value) != 1:
+            continue
+        numbers = [graph.constants[name].size for name in node.input if name in graph.constants]
+        if numbers == [shape[1]] and graph.types[value].elem_type == onnx.TensorProto.FLOAT:
+            return _constant_step(graph, node, value)
+    return None
+
+
 def _into_conv(graph: Graph, conv: onnx.NodeProto, affine: ChannelAffine, output: str) -> list[onnx.NodeProto]:
     weight = graph.constants[conv.input[1]]
     bias = graph.constants[conv.input[2]] if len(conv.input) > 2 and conv.input[2] else np.zeros(weight.shape[0])
     _check_lengths(graph, conv, [bias, affine.scale])
-    scaled = (weight * affine.scale.reshape(-1, *[1] * (weight.ndim - 1))).astype(weight.dtype)
-    shifted = (bias * affine.scale + affine.shift).astype(weight.dtype)
-    names = [graph.fresh_name(f"{conv.input[1]}.folded"), graph.fresh_name(f"{conv.output[0]}.bias")]
-    graph.constants.update(zip(names, (scaled, shifted), strict=True))
+    kernel, shift = conv.input[1], graph.fresh_name(f"{conv.output[0]}.bias")
+    graph.constants[shift] = (bias * affine.scale + affine.shift).astype(weight.dtype)
+    if (affine.scale != 1).any():  # else the weights stay those that other convolutions may share
+        kernel = graph.fresh_name(f"{conv.input[1]}.folded")
+        graph.constants[kernel] = (weight * affine.scale.reshape(-1, *[1] * (weight.ndim - 1))).astype(weight.dtype)
     folded = onnx.NodeProto()
     folded.CopyFrom(conv)
     del folded.input[:]
-    folded.input.extend([conv.input[0], *names])
+    folded.input.extend([conv.input[0], kernel, shift])
     folded.output[0] = output
     return [folded]
 
@@ -157,4 +178,22 @@ def _as_nodes(graph: Graph, node: onnx.NodeProto, affine: ChannelAffine, output:
     return [
         helper.make_node("Mul", [node.input[0], scale], [scaled], name=f"{node.name}.scale"),
         helper.make_node("Add", [scaled, shift], [output], name=f"{node.name}.shift"),
+    ]
+
+
+def _as_norm(graph: Graph, node: onnx.NodeProto, affine: ChannelAffine, output: str) -> list[onnx.NodeProto]:
+    """Of mean 0 and variance 1."""
+    (image, *_) = (name for name in node.input if name not in graph.constants)
+    dtype = helper.tensor_dtype_to_np_dtype(graph.types[output].elem_type)
+    parameters = []
+    for part, values in (
+        ("scale", affine.scale),
+        ("shift", affine.shift),
+        ("mean", np.zeros_like(affine.shift)),
+        ("variance", np.ones_like(affine.scale)),
+    ):
+        parameters.append(graph.fresh_name(f"{output}.{part}"))
+        graph.constants[parameters[-1]] = values.astype(dtype)
+    return [
+        helper.make_node("BatchNormalization", [image, *parameters], [output], name=f"{node.name}.norm", epsilon=0.0)
     ]

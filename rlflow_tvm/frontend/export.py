@@ -17,6 +17,7 @@ from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.clean import prune
 from rlflow_tvm.frontend.export_blocked import export_unblocked
 from rlflow_tvm.frontend.export_elementwise import ELEMENTWISE, Exporter
+from rlflow_tvm.frontend.export_idioms import put_together
 from rlflow_tvm.frontend.export_reduce import ACROSS
 from rlflow_tvm.frontend.export_shape import SHAPES
 from rlflow_tvm.frontend.export_windows import WINDOWS
@@ -171,10 +172,11 @@ def _info(name: str, ty: relax.TensorType) -> onnx.ValueInfoProto:
 
 def _checked(graph: Graph) -> onnx.ModelProto:
     """The model with its constants, without the nodes that no output needs, or that read weights alone: those are
-    evaluated. (Runtimes would do that at each load; and ONNX Runtime 1.32 takes the padding of a kernel for that of an
-    image.)"""
+    evaluated; what Relax takes apart is put together. (Runtimes would evaluate that at each load; and ONNX Runtime 1.32
+    takes the padding of a kernel for that of an image.)"""
     prune(graph)
     fold_constants(graph)
+    put_together(graph)
     prune(graph)
     skeleton, _ = graph.skeleton()
     try:
