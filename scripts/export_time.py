@@ -1,0 +1,153 @@
+"""ONNX Runtime's time on our exports against its time on the original files, model by model.
+
+    python scripts/export_time.py --search greedy --budget 30s --out exported.json
+    python scripts/export_time.py --models zoo:resnet18 model.onnx --search none --out exported.json
+
+For each model: the original file; its import, exported as it is; and what the search made of it with the whole
+catalogue of rules, exported. They run in interleaved rounds, one process each; ratios are taken round by round, above 1
+the export is faster. Searches are for TVM's kernels, so what they find need not be faster here.
+
+Each export has passed `onnx.checker`. The table tells how far its outputs are from the original's by ONNX Runtime, and
+how far those of the export imported again, by TVM, as a share of the output's range; a name of an input or an output
+that is not the original's ends the script. What is measured is written to --out as it comes, and models that are there
+already are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import tvm
+from papers.page import markdown
+from papers.results import machine
+
+from rlflow_tvm import from_onnx
+from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
+from rlflow_tvm.comparison_figures import Ratio, ratio_json
+from rlflow_tvm.cost import Candidate, CostModel, EndToEnd, KernelDatabase, default_path, measure_interleaved
+from rlflow_tvm.errors import RewriteError, RlflowError
+from rlflow_tvm.frontend import random_inputs, save_onnx, to_onnx, zoo
+from rlflow_tvm.kernels import num_cores
+from rlflow_tvm.search import SEARCHES, Budget, make_search
+from rlflow_tvm.superoptimize import optimize
+from rlflow_tvm.verify import range_error, run_module
+
+ORIGINAL, IMPORTED, SEARCHED = "original", "imported", "searched"
+
+
+def exports(mod: tvm.IRModule, search: str, budget: Budget | None, cost_model: CostModel) -> dict[str, Any]:
+    """The modules to export, by the candidates' names, and the number of rewrites of each."""
+    found = {IMPORTED: (mod, 0)}
+    if search != "none":
+        state = optimize(mod, make_search(search, budget=budget), cost_model).state
+        found[SEARCHED] = state.bound(), len(state.actions)
+    return found
+
+
+def interface(path: Path) -> tuple[list[str], list[str]]:
+    """Names of the inputs and outputs of a file."""
+    graph = onnx.load(path, load_external_data=False).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    return [i.name for i in graph.input if i.name not in weights], [o.name for o in graph.output]
+
+
+def bench(model: str, search: str, budget: Budget | None, rounds: int, cost_model: CostModel) -> dict[str, Any]:
+    """One model's figures.
+
+    Raises:
+        RewriteError: an export's inputs or outputs are not called as the original's.
+    """
+    path, started = model_path(model), time.monotonic()
+    mod = from_onnx(path)
+    inputs = list(random_inputs(mod, 0).values())
+    row: dict[str, Any] = {"model": model, "search": search, "rounds": rounds, **machine()}
+    with tempfile.TemporaryDirectory() as folder:
+        candidates = {ORIGINAL: Candidate("onnx", path)}
+        again = {}
+        for name, (each, rewrites) in exports(mod, search, budget, cost_model).items():
+            file = Path(folder) / f"{name}.onnx"
+            save_onnx(to_onnx(each), file)
+            if interface(file) != interface(path):
+                raise RewriteError(f"{model}, {name}: inputs or outputs have other names: this is a bug, report it")
+            again[name] = run_module(from_onnx(file), cost_model.target, inputs)
+            candidates[name] = Candidate("onnx", file)
+            row[f"{name}_rewrites"] = rewrites
+            row[f"{name}_nodes"] = len(onnx.load(file, load_external_data=False).graph.node)
+        row["made_secs"] = time.monotonic() - started
+        with progress_bar(f"{model}: timing") as bar:
+            measured = measure_interleaved(
+                candidates, inputs, rounds, threads=num_cores(cost_model.target),
+                on_progress=lambda done, total: bar(done, total),
+            )  # fmt: skip
+    theirs = measured[ORIGINAL]
+    row["original_secs"] = theirs.run_secs
+    for name, outputs in again.items():
+        row |= compared(name, theirs, measured[name])
+        row[f"{name}_again_error"] = range_error(outputs, theirs.outputs)
+    return row
+
+
+def compared(name: str, theirs: EndToEnd, ours: EndToEnd) -> dict[str, Any]:
+    """An export's figures against the original's."""
+    return {
+        f"{name}_secs": ours.run_secs,
+        f"{name}_error": range_error(ours.outputs, theirs.outputs),
+        **ratio_json(f"{name}_gain", Ratio.of(theirs, ours)),
+    }
+
+
+def table(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """As Markdown."""
+    columns = ("model", "original, ms", "export over it", "searched export over it", "rewrites", "difference", "again")
+    lines = []
+    for row in rows:
+        names = [name for name in (IMPORTED, SEARCHED) if f"{name}_gain" in row]
+        gains = [gain(row, name) for name in (IMPORTED, SEARCHED)]
+        worst = [max(row[f"{name}_{of}"] for name in names) for of in ("error", "again_error")]
+        rewrites = str(row.get(f"{SEARCHED}_rewrites", "-"))
+        called = row["model"].removeprefix("zoo:")
+        lines.append((called, f"{row['original_secs'] * 1e3:.2f}", *gains, rewrites, *(f"{w:.1e}" for w in worst)))
+    return markdown(columns, lines)
+
+
+def gain(row: dict[str, Any], name: str) -> str:
+    if f"{name}_gain" not in row:
+        return "-"
+    interval = row[f"{name}_gain_interval"]
+    return f"{row[f'{name}_gain']:.2f}x" + ("" if interval is None else f" ({interval[0]:.2f} to {interval[1]:.2f})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    every = [f"zoo:{name}" for name in zoo.names()]
+    parser.add_argument("--models", nargs="+", default=every, help="ONNX files or zoo:NAME (default: all of the zoo)")
+    parser.add_argument("--search", choices=(*SEARCHES, "none"), default="greedy")
+    parser.add_argument("--budget", help="of the search, as of rlflow_tvm.optimize")
+    parser.add_argument("--rounds", type=int, default=10, help="default: 10")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = json.loads(options.out.read_text()) if options.out.exists() else []
+    known = {(row["model"], row["search"]) for row in rows}
+    target = parse_target("llvm")
+    try:
+        budget = None if options.budget is None else Budget.parse(options.budget)
+        with KernelDatabase(default_path()) as database, CostModel(target, database) as cost_model:
+            for model in options.models:
+                if (model, options.search) not in known:
+                    rows.append(bench(model, options.search, budget, options.rounds, cost_model))
+                    write_json(options.out, rows)
+                    print(*table(rows[-1:])[2:], flush=True)
+    except RlflowError as error:
+        parser.error(str(error))
+    print("\n".join(table(row for row in rows if row["model"] in options.models and row["search"] == options.search)))
+
+
+if __name__ == "__main__":
+    main()
