@@ -40,7 +40,7 @@ def main(
         ),
     ] = None,
     format: Annotated[
-        str, typer.Option(help="html, a page that needs no other file; or png, plots, which need rlflow_tvm[plots].")
+        str, typer.Option(help="html, a page that needs no other file; or png, plots, which need the extra 'plots'.")
     ] = "html",
     target: Annotated[
         str | None,

@@ -27,7 +27,7 @@ def main(
         str,
         typer.Option(
             help="ppo, world-model or candidate; for pass-ordering ppo, a2c, dqn, trpo or maskable-ppo, which need "
-            "rlflow_tvm[sb3]."
+            "the extra 'sb3'."
         ),
     ] = "ppo",
     env: Annotated[

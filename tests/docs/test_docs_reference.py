@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,15 @@ def test_options_are_those_of_the_command() -> None:
     for option in ("--search", "--plan", "--onnx", "--budget", "--tune"):
         assert option in done.stdout
         assert f"- `{option} " in section
+
+
+def test_no_help_holds_what_is_taken_for_markup() -> None:
+    """A word in square brackets is not shown by `--help`."""
+    told = [line for line in (DOCS / "reference" / "commands.md").read_text().splitlines() if line.startswith("- `")]
+    assert told
+    marks = re.compile(r" \[(default: |at least |required\])")  # what the reference itself writes behind a text
+    swallowed = [line for line in told if re.search(r"\[[a-z]", marks.split(line)[0].split("`: ", 1)[1])]
+    assert not swallowed
 
 
 SOURCE = '''
