@@ -152,10 +152,11 @@ def _hard_swish(view: _View, node: onnx.NodeProto) -> onnx.NodeProto | None:
     mul = view.maker(product, "Mul")
     if mul is None:
         return None
-    for x, gate in (tuple(mul.input), tuple(mul.input)[::-1]):
-        found = view.hard_sigmoid(gate, factor)
-        if found is not None and found[0] == x and _are_close(found[1:], (1 / 6, 0.5)):
-            return _replaced(node, "HardSwish", x)
+    for side, gate in (tuple(mul.input), tuple(mul.input)[::-1]):
+        for scale, x in ((1.0, side), view.scaled(side)):
+            found = view.hard_sigmoid(gate, factor * scale)
+            if found is not None and found[0] == x and _are_close(found[1:], (1 / 6, 0.5)):
+                return _replaced(node, "HardSwish", x)
     return None
 
 
@@ -190,7 +191,7 @@ def _channels_averaged(view: _View, name: str, x: str) -> int | None:
     square = None if unsqueeze is None else view.maker(unsqueeze.input[0], "Mul")
     if squeeze is None or pool is None or unsqueeze is None or square is None or list(square.input) != [x, x]:
         return None
-    if any(view.graph.constants[n.input[1]].tolist() != [1] for n in (squeeze, unsqueeze)):
+    if any(len(n.input) < 2 or view.graph.constants[n.input[1]].tolist() != [1] for n in (squeeze, unsqueeze)):
         return None
     given = attributes(pool)
     size, *others = given["kernel_shape"]

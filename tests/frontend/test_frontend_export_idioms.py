@@ -87,6 +87,7 @@ KERNEL = relax.const(_RNG.standard_normal((8, 8, 3, 3)).astype("float32"))
         (lambda x: rx.divide(_clip(rx.add(_number(3), x)), _number(6)), ["HardSigmoid"]),
         (lambda x: rx.multiply(x, rx.divide(_clip(rx.add(x, _number(3))), _number(6))), ["HardSwish"]),
         (lambda x: rx.divide(rx.multiply(_clip(rx.add(x, _number(3))), x), _number(6)), ["HardSwish"]),
+        (lambda x: rx.multiply(rx.multiply(x, _number(1 / 6)), _clip(rx.add(x, _number(3)))), ["HardSwish"]),
         (lambda x: _response(x, _averaged(x, 3)), ["LRN"]),
         (lambda x: rx.mean(x, [2, 3], keepdims=True), ["GlobalAveragePool"]),
         (lambda x: rx.mean(x, [-1, 2]), ["GlobalAveragePool", "Reshape"]),
