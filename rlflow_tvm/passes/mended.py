@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import tvm
 from tvm import relax, tirx
 
@@ -13,7 +16,9 @@ from rlflow_tvm.errors import RewriteError
 class OnConstants:
     """Let `inner`, which looks for constants, see each weight of `main` as one, and put the weights back behind it.
 
-    `inner` may build with constants, not read them: what stands in for the weights holds no numbers.
+    `inner` may build with constants, and join those that are equal, but not compute with them: what stands in for the
+    weights are random numbers, unlike each other and all of the module's constants. Weights of other types than floats
+    stay parameters.
     """
 
     def __init__(self, inner: tvm.transform.Pass) -> None:
@@ -22,19 +27,51 @@ class OnConstants:
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         func = mod["main"]
         weights = func.params[ir.num_inputs(func) :]
-        stand_ins = {
-            weight: tvm.runtime.empty([int(extent) for extent in weight.ty.shape.values], str(weight.ty.dtype))
-            for weight in weights
-        }
+        stand_ins = _stand_ins(func, weights)
         seen = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
         seen["main"] = func.bind_params(stand_ins)
         made = self._inner(seen)
         after = made["main"]
+        rest = iter(after.params)
         body = _WeightsBack({tensor.data_ptr(): weight for weight, tensor in stand_ins.items()}).visit_expr(after.body)
         made["main"] = relax.Function(
-            [*after.params, *weights], body, after.ret_ty, after.is_pure, func.attrs, after.span
-        )
+            [param if param in stand_ins else next(rest) for param in func.params],
+            body, after.ret_ty, after.is_pure, func.attrs, after.span,
+        )  # fmt: skip
         return made
+
+
+def _stand_ins(func: relax.Function, weights: Sequence[relax.Var]) -> dict[relax.Var, tvm.runtime.Tensor]:
+    """Numbers for the weights that are floats. Passes take constants of equal contents for one, so none begins as
+    another, or as a constant of the function."""
+    taken: set[tuple[tuple[int, ...], str, bytes]] = set()
+
+    def is_new(array: np.ndarray) -> bool:
+        known = len(taken)
+        taken.add((array.shape, str(array.dtype), array.reshape(-1)[:_BEGINNING].tobytes()))
+        return len(taken) > known
+
+    def visit(expr: relax.Expr) -> None:
+        if isinstance(expr, tvm.ir.GenericConst):
+            is_new(expr.value.numpy())
+
+    relax.analysis.post_order_visit(func, visit)
+    rng = np.random.default_rng(0)
+    found = {}
+    for weight in weights:
+        dtype = str(weight.ty.dtype)
+        if "float" not in dtype:
+            continue
+        array = np.zeros([int(extent) for extent in weight.ty.shape.values], dtype)
+        begin = array.reshape(-1)[:_BEGINNING]  # of large weights the rest need not be drawn
+        begin[:] = rng.random(begin.size)
+        while begin.size and not is_new(array):
+            begin[:] = rng.random(begin.size)
+        found[weight] = tvm.runtime.tensor(array)
+    return found
+
+
+_BEGINNING = 16  # elements
 
 
 @relax.expr_functor.mutator

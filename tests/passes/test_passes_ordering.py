@@ -19,6 +19,7 @@ from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.frontend.corpus import CorpusGraph, corpus
 from rlflow_tvm.passes import ordering
 from rlflow_tvm.passes.graph import Graph
+from rlflow_tvm.passes.mended import OnConstants
 from rlflow_tvm.passes.operations import Operations
 from rlflow_tvm.passes.ordering import CLEANING_ORDER, PASSES, OrderedPasses, apply_pass
 from rlflow_tvm.verify import flatten, range_error
@@ -95,6 +96,47 @@ def test_batch_normalisations_are_folded_where_weights_are_parameters_and_layout
     expected = outputs(mod, arrays)
     assert range_error(outputs(made, arrays), expected) < 1e-5
     assert range_error(outputs(converted, arrays), expected) < 1e-5
+
+
+def test_no_weight_is_taken_for_another_of_its_shape():
+    """Passes join constants of equal contents; here all weights but the images' are of two shapes."""
+
+    def body(emit, x, **weights):
+        for k in range(0, len(weights), 5):
+            kernel, *vectors = list(weights.values())[k : k + 5]
+            x = emit(rx.nn.relu(emit(rx.nn.conv2d(x, kernel, padding=1))))
+            x = emit(relax.TupleGetItem(emit(rx.nn.batch_norm(x, *vectors, 1, training=False)), 0))
+            x = emit(rx.nn.batch_norm(emit(rx.nn.conv2d(x, kernel, padding=1)), *vectors, 1, training=False))
+            x = emit(relax.TupleGetItem(x, 0))
+        return x
+
+    weights = {f"w{k}": (4,) if k % 5 else (4, 4, 3, 3) for k in range(15)}
+    mod = module({"x": (1, 4, 6, 6)}, weights, body)
+    made = apply_pass(mod, "FoldBatchnormToConv2D")
+    rng = np.random.default_rng(0)
+    arrays = [rng.uniform(0.5, 1.5, [int(e) for e in p.ty.shape.values]).astype("float32") for p in mod["main"].params]
+    assert range_error(outputs(made, arrays), outputs(mod, arrays)) < 1e-5
+
+
+def test_what_stands_in_for_weights_is_unlike_all_else():
+    seen = []
+
+    @tvm.transform.module_pass(opt_level=0)
+    def recording(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        visit = lambda e: seen.append(e.value.numpy()) if isinstance(e, tvm.ir.GenericConst) else None  # noqa: E731
+        relax.analysis.post_order_visit(mod["main"], visit)
+        return mod
+
+    def body(emit, x, **weights):
+        for weight in (*weights.values(), relax.const(np.random.default_rng(0).random(4).astype("float32"))):
+            x = emit(rx.add(x, weight))
+        return x
+
+    mod = module({"x": (4,)}, {f"w{k}": (4,) for k in range(20)}, body)
+    made = OnConstants(recording)(mod)
+    assert len(seen) == 21
+    assert len({array.tobytes() for array in seen}) == 21
+    assert tvm_ffi.structural_equal(made, mod)
 
 
 @pytest.mark.parametrize("name", ["FoldBatchnormToConv2D", "DecomposeOpsForInference"])
