@@ -15,7 +15,7 @@ from typing import Any
 import papers.steps
 import pytest
 import reproduce
-from conftest import SCRIPTS
+from papers.results import ROOT
 from papers.steps import FULL, QUICK, Source, Step, sources_of, steps_of, wanted_steps
 
 STUB = """
@@ -203,7 +203,7 @@ def test_every_table_has_its_steps(budget):
 @pytest.mark.parametrize("budget", [QUICK, FULL], ids=["quick", "full"])
 def test_steps_say_what_their_scripts_take(budget):
     for step in steps_of(budget, Path("runs")).values():
-        text = (SCRIPTS.parent / step.words[0]).read_text()
+        text = (ROOT / step.words[0]).read_text()
         for word in step.words[1:]:
             assert not word.startswith("--") or f'"{word}"' in text, step.words
     assert sum(step.minutes for step in steps_of(QUICK, Path("runs")).values()) < 30
