@@ -4,8 +4,9 @@
     python scripts/export_time.py --models zoo:resnet18 model.onnx --search none --out exported.json
 
 For each model: the original file; its import, exported as it is; and what the search made of it with the whole
-catalogue of rules, exported. They run in interleaved rounds, one process each; ratios are taken round by round, above 1
-the export is faster. Searches are for TVM's kernels, so what they find need not be faster here.
+catalogue of rules, exported. They run in interleaved rounds, one process each; ratios (the original's time over the
+export's) are taken round by round, above 1 the export is faster. Searches are for TVM's kernels, so what they find need
+not be faster here.
 
 Each export has passed `onnx.checker`. The table tells how far its outputs are from the original's by ONNX Runtime, and
 how far those of the export imported again, by TVM, as a share of the output's range; a name of an input or an output
@@ -105,7 +106,7 @@ def compared(name: str, theirs: EndToEnd, ours: EndToEnd) -> dict[str, Any]:
 
 def table(rows: Iterable[dict[str, Any]]) -> list[str]:
     """As Markdown."""
-    columns = ("model", "original, ms", "export over it", "searched export over it", "rewrites", "difference", "again")
+    columns = ("model", "original, ms", "over export", "over searched export", "rewrites", "difference", "again")
     lines = []
     for row in rows:
         names = [name for name in (IMPORTED, SEARCHED) if f"{name}_gain" in row]
