@@ -77,10 +77,7 @@ def unsearched(mod: tvm.IRModule, lanes: int) -> dict[str, tvm.IRModule]:
     if _has_convolutions(mod):
         try:
             modules[CONVERTED] = converted_layout(mod, lanes)
-        except (
-            tvm.error.InternalError,
-            RewriteError,
-        ) as error:  # as for axes counted from the end, behind a convolution
+        except (tvm.error.InternalError, RewriteError) as error:  # the first as for axes counted from the end
             reason = str(error).strip().splitlines()[-1]
             log.warning("TVM's ConvertLayout fails on this model (%s): it is not compared with", reason)
     return modules

@@ -183,7 +183,7 @@ def _as_nodes(graph: Graph, node: onnx.NodeProto, affine: ChannelAffine, output:
 
 def _as_norm(graph: Graph, node: onnx.NodeProto, affine: ChannelAffine, output: str) -> list[onnx.NodeProto]:
     """Of mean 0 and variance 1."""
-    (image, *_) = (name for name in node.input if name not in graph.constants)
+    image = next(name for name in node.input if name not in graph.constants)
     dtype = helper.tensor_dtype_to_np_dtype(graph.types[output].elem_type)
     parameters = []
     for part, values in (

@@ -5,7 +5,6 @@ Only in float32: in other types runtimes have fewer kernels for the whole than f
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import isclose
 from typing import Any
@@ -25,14 +24,13 @@ def put_together(graph: Graph) -> None:
     """Put together what stands in several nodes (needs `graph.types`): additions and multiplications by channel go into
     the convolution before them, or become one batch normalisation; `Clip`, `HardSigmoid`, `HardSwish`, `LRN` and
     `GlobalAveragePool` are written for what they compute."""
-    for idiom in (_clip, _hard_swish, _hard_sigmoid, _local_response):
+    for idiom in (_clip, _hard_swish, _hard_sigmoid, _local_response, _image_mean):
         view = _View.of(graph)
-        nodes = graph.nodes
-        for i, node in enumerate(nodes):
-            if view.is_single(node.output[0]) and (found := idiom(view, node)) is not None:
-                nodes[i] = found  # what only the parts read is pruned
+        nodes: list[onnx.NodeProto] = []
+        for node in graph.nodes:
+            whole = idiom(view, node) if view.is_single(node.output[0]) else None
+            nodes += [node] if whole is None else whole  # what only the parts read is pruned
         graph.nodes = nodes
-    _average_images(graph)
     fold_affine(graph, as_norm=True)
 
 
@@ -100,15 +98,15 @@ class _View:
         return x, factor * slope, factor * parts[1]
 
 
-_Idiom = Callable[[_View, onnx.NodeProto], onnx.NodeProto | None]
-"""(graph, last node of the parts) -> the one node that makes the same value, None where it is not that."""
+_Whole = list[onnx.NodeProto] | None
+"""What makes the value of the last node of some parts; None where they are not that."""
 
 
-def _replaced(node: onnx.NodeProto, op: str, x: str, **attrs: Any) -> onnx.NodeProto:
-    return helper.make_node(op, [x], list(node.output), name=f"{node.name}.{op}", **attrs)
+def _whole(node: onnx.NodeProto, op: str, *inputs: str, **attrs: Any) -> list[onnx.NodeProto]:
+    return [helper.make_node(op, inputs, list(node.output), name=f"{node.name}.{op}", **attrs)]
 
 
-def _clip(view: _View, node: onnx.NodeProto) -> onnx.NodeProto | None:
+def _clip(view: _View, node: onnx.NodeProto) -> _Whole:
     """A maximum with one number and a minimum with another; what comes last rules."""
     outer = _bound(view, node)
     inner = None if outer is None else _bound(view, view.made_by.get(outer.value))
@@ -121,7 +119,7 @@ def _clip(view: _View, node: onnx.NodeProto) -> onnx.NodeProto | None:
     if not low.name:
         bounds[0] = view.graph.fresh_name(f"{node.output[0]}.low")
         view.graph.constants[bounds[0]] = np.zeros((), np.float32)
-    return helper.make_node("Clip", [inner.value, *bounds], list(node.output), name=f"{node.name}.Clip")
+    return _whole(node, "Clip", inner.value, *bounds)
 
 
 @dataclass(frozen=True)
@@ -146,7 +144,7 @@ def _bound(view: _View, node: onnx.NodeProto | None) -> _Bound | None:
     return _Bound(node.op_type, *parts, name)
 
 
-def _hard_swish(view: _View, node: onnx.NodeProto) -> onnx.NodeProto | None:
+def _hard_swish(view: _View, node: onnx.NodeProto) -> _Whole:
     """x max(0, min(1, x / 6 + 1 / 2)) (Howard et al. 2019), wherever in it the division by 6 stands."""
     factor, product = view.scaled(node.output[0])
     mul = view.maker(product, "Mul")
@@ -156,16 +154,16 @@ def _hard_swish(view: _View, node: onnx.NodeProto) -> onnx.NodeProto | None:
         for scale, x in ((1.0, side), view.scaled(side)):
             found = view.hard_sigmoid(gate, factor * scale)
             if found is not None and found[0] == x and _are_close(found[1:], (1 / 6, 0.5)):
-                return _replaced(node, "HardSwish", x)
+                return _whole(node, "HardSwish", x)
     return None
 
 
-def _hard_sigmoid(view: _View, node: onnx.NodeProto) -> onnx.NodeProto | None:
+def _hard_sigmoid(view: _View, node: onnx.NodeProto) -> _Whole:
     found = view.hard_sigmoid(node.output[0])
-    return None if found is None else _replaced(node, "HardSigmoid", found[0], alpha=found[1], beta=found[2])
+    return None if found is None else _whole(node, "HardSigmoid", found[0], alpha=found[1], beta=found[2])
 
 
-def _local_response(view: _View, node: onnx.NodeProto) -> onnx.NodeProto | None:
+def _local_response(view: _View, node: onnx.NodeProto) -> _Whole:
     """x / (bias + alpha m)^beta, m the mean square of as many channels around it as `size` (Krizhevsky et al. 2012)."""
     if node.op_type != "Div":
         return None
@@ -180,7 +178,7 @@ def _local_response(view: _View, node: onnx.NodeProto) -> onnx.NodeProto | None:
         numbers.append(parts[1])
     beta, bias, alpha = numbers
     size = _channels_averaged(view, root, x)
-    return None if size is None else _replaced(node, "LRN", x, size=size, alpha=alpha, beta=beta, bias=bias)
+    return None if size is None else _whole(node, "LRN", x, size=size, alpha=alpha, beta=beta, bias=bias)
 
 
 def _channels_averaged(view: _View, name: str, x: str) -> int | None:
@@ -195,35 +193,30 @@ def _channels_averaged(view: _View, name: str, x: str) -> int | None:
         return None
     given = attributes(pool)
     size, *others = given["kernel_shape"]
-    rank = len(others) + 1
-    pads = [size // 2, *[0] * (rank - 1)] * 2
-    if size % 2 == 0 or any(n != 1 for n in others) or given.get("pads", [0] * 2 * rank) != pads:
+    pads = [size // 2, 0, 0] * 2
+    if others != [1, 1] or size % 2 == 0 or given.get("pads", [0] * 6) != pads:  # runtimes norm batches of images only
         return None
     same = all(n == 1 for name in ("strides", "dilations") for n in given.get(name, [1]))
     return size if same and (given.get("count_include_pad", 0) or size == 1) else None
 
 
-def _average_images(graph: Graph) -> None:
-    """Means of whole images by the pool for them, which runtimes have in the layout that they convolve in."""
-    nodes: list[onnx.NodeProto] = []
-    for node in graph.nodes:
-        image = node.input[0] if node.op_type == "ReduceMean" and len(node.input) > 1 and node.input[1] else ""
-        shape = graph.shape(image)
-        nodes.append(node)
-        if shape is None or len(shape) < 4 or graph.types[image].elem_type != TensorProto.FLOAT:
-            continue
-        axes = graph.constants[node.input[1]] % len(shape)
-        if sorted(axes.tolist()) != list(range(2, len(shape))):
-            continue
-        nodes[-1] = _replaced(node, "GlobalAveragePool", image)
-        if not attributes(node).get("keepdims", 1):
-            pooled, extents = nodes[-1], graph.fresh_name(f"{node.output[0]}.shape")
-            graph.constants[extents] = np.array(shape[:2], np.int64)
-            pooled.output[0] = graph.fresh_name(f"{node.output[0]}.pooled")
-            nodes.append(
-                helper.make_node("Reshape", [pooled.output[0], extents], [node.output[0]], name=f"{node.name}.Reshape")
-            )
-    graph.nodes = nodes
+def _image_mean(view: _View, node: onnx.NodeProto) -> _Whole:
+    """The mean of a whole image, by the pool that runtimes have in the layout that they convolve in."""
+    if node.op_type != "ReduceMean" or len(node.input) < 2 or not node.input[1]:
+        return None
+    graph, image = view.graph, node.input[0]
+    shape = graph.shape(image)
+    if shape is None or len(shape) < 4:
+        return None
+    axes = graph.constants[node.input[1]] % len(shape)
+    if sorted(axes.tolist()) != list(range(2, len(shape))):
+        return None
+    if attributes(node).get("keepdims", 1):
+        return _whole(node, "GlobalAveragePool", image)
+    pooled, extents = (graph.fresh_name(f"{node.output[0]}.{part}") for part in ("pooled", "shape"))
+    graph.constants[extents] = np.array(shape[:2], np.int64)
+    pool = helper.make_node("GlobalAveragePool", [image], [pooled], name=f"{node.name}.GlobalAveragePool")
+    return [pool, *_whole(node, "Reshape", pooled, extents)]
 
 
 def _are_close(found: tuple[float, ...], wanted: tuple[float, ...]) -> bool:

@@ -17,8 +17,8 @@ class OnConstants:
     """Let `inner`, which looks for constants, see each weight of `main` as one, and put the weights back behind it.
 
     `inner` may build with constants, and join those that are equal, but not compute with them: what stands in for the
-    weights are random numbers, unlike each other and all of the module's constants. Weights of other types than floats
-    stay parameters.
+    weights are random numbers, unlike each other and all of the module's constants. Weights that are no floats, or for
+    which there is no such number, stay parameters.
     """
 
     def __init__(self, inner: tvm.transform.Pass) -> None:
@@ -64,14 +64,16 @@ def _stand_ins(func: relax.Function, weights: Sequence[relax.Var]) -> dict[relax
             continue
         array = np.zeros([int(extent) for extent in weight.ty.shape.values], dtype)
         begin = array.reshape(-1)[:_BEGINNING]  # of large weights the rest need not be drawn
-        begin[:] = rng.random(begin.size)
-        while begin.size and not is_new(array):
+        for _ in range(_DRAWS):
             begin[:] = rng.random(begin.size)
-        found[weight] = tvm.runtime.tensor(array)
+            if is_new(array):
+                found[weight] = tvm.runtime.tensor(array)
+                break
     return found
 
 
 _BEGINNING = 16  # elements
+_DRAWS = 100  # of narrow types there are few numbers
 
 
 @relax.expr_functor.mutator

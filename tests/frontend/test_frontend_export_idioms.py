@@ -125,6 +125,18 @@ def test_what_resembles_a_response_norm_is_none(make: Make) -> None:
     assert "LRN" not in _operators(_exported(make))
 
 
+def test_rows_have_no_response_norm() -> None:
+    """Runtimes have it for batches of images only."""
+
+    def make(x: relax.Var) -> relax.Expr:
+        rows = rx.reshape(x, (2, 8, 25))
+        square = rx.expand_dims(rx.multiply(rows, rows), 1)
+        pool = rx.nn.avg_pool2d(square, (3, 1), padding=[1, 0] * 2, count_include_pad=True)
+        return _response(rows, rx.squeeze(pool, 1))
+
+    assert "LRN" not in _operators(_exported(make))
+
+
 def test_parts_that_are_read_stay() -> None:
     def make(x: relax.Var) -> tuple[relax.Expr, ...]:
         gate = rx.divide(_clip(rx.add(x, _number(3))), _number(6))

@@ -139,6 +139,30 @@ def test_what_stands_in_for_weights_is_unlike_all_else():
     assert tvm_ffi.structural_equal(made, mod)
 
 
+@pytest.mark.parametrize(("dtype", "number"), [("int64", 3), ("float8_e4m3fn", 300)])
+def test_weights_that_nothing_can_stand_in_for_stay_parameters(dtype, number):
+    """Whole numbers; and of single numbers in eight bits there are fewer than there are weights."""
+
+    params = []
+
+    @tvm.transform.module_pass(opt_level=0)
+    def recording(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        params.append(len(mod["main"].params))
+        return mod
+
+    def body(emit, x, **weights):
+        x = emit(rx.astype(x, "float32"))
+        for weight in weights.values():
+            x = emit(rx.add(x, emit(rx.astype(weight, "float32"))))
+        return x
+
+    mod = module({"x": (1,)}, {f"w{k}": (1,) for k in range(number)}, body, dtype)
+    made = OnConstants(recording)(mod)
+    assert tvm_ffi.structural_equal(made, mod)
+    (left,) = params
+    assert left == 1 + number if dtype == "int64" else 1 < left < 1 + number
+
+
 @pytest.mark.parametrize("name", ["FoldBatchnormToConv2D", "DecomposeOpsForInference"])
 def test_batch_normalisations_in_training_are_left(name):
     with pytest.raises(RewriteError, match=f"pass {name}.* is in training"):
