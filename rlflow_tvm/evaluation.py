@@ -12,8 +12,9 @@ import tvm
 from scipy.stats import spearmanr
 
 from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, LearnedCost, Measurement, Sample
+from rlflow_tvm.cost.known_times import MeasurableKernel, known_as
 from rlflow_tvm.cost.rehearsal import Rehearsal
-from rlflow_tvm.cost.timer import MeasurableKernel, Progress, known_as
+from rlflow_tvm.cost.timer import Progress
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import CostError, RewriteError
 from rlflow_tvm.passes import GraphState
@@ -66,9 +67,11 @@ class _Recorder(KernelTimer):
         kernels: Sequence[MeasurableKernel],
         on_progress: Progress | None = None,
         graph: Callable[[], Rehearsal] | None = None,
+        *,
+        confirmed: bool = False,
     ) -> list[Measurement]:
         self.touched.update(kernel.key for kernel in kernels)
-        return super().measure(kernels, on_progress, graph)
+        return super().measure(kernels, on_progress, graph, confirmed=confirmed)
 
 
 def model_kernels(

@@ -112,7 +112,7 @@ class BestPlans:
 
     def _priced(self, model: str, plan: Plan) -> float:
         problem = self._problems[model]
-        return problem.cost(problem.start.replay(plan), measured=True).run_secs
+        return problem.cost(problem.start.replay(plan), confirmed=True).run_secs
 
     def outcomes(self) -> tuple[ModelOutcome, ...]:
         return tuple(
@@ -234,7 +234,7 @@ def train_on_models(
 
         given = {name: Plan.load(path) for name, path in (starts or {}).items()}
         priced = {
-            name: problems[name].cost(problems[name].start.replay(plan), measured=True) for name, plan in given.items()
+            name: problems[name].cost(problems[name].start.replay(plan), confirmed=True) for name, plan in given.items()
         }
 
         @cache  # at the first step: only then is it known that the plans in the folder are of this training

@@ -109,7 +109,7 @@ def told_of_plan(plan: Plan) -> dict[str, Any]:
 
 def metrics(problem: RewriteProblem, best: GraphState) -> dict[str, dict[str, float]]:
     """Of the first graph and of `best`; all kernels of both have been measured."""
-    costs = {"before": problem.cost(problem.start, measured=True), "after": problem.cost(best, measured=True)}
+    costs = {"before": problem.cost(problem.start, confirmed=True), "after": problem.cost(best, confirmed=True)}
     return {when: {name: getattr(cost, name) for name in METRICS} for when, cost in costs.items()}
 
 

@@ -37,7 +37,7 @@ def costs_along(problem: RewriteProblem, result: SearchResult) -> list[float]:
     state, costs = problem.start, [problem.start_secs]
     for action in result.state.actions:
         state = state.apply(action)
-        costs.append(problem.cost(state, measured=True).run_secs)
+        costs.append(problem.cost(state, confirmed=True).run_secs)
     return costs
 
 

@@ -68,13 +68,13 @@ class FakeCostModel:
         on_progress: Callable[[int, int], None] | None = None,
         *,
         reach: int | None = None,
-        measured: bool = False,
+        confirmed: bool = False,
     ) -> GraphCost:
         del on_progress, reach
         self.asked += 1
         graph = mod if isinstance(mod, Graph) else Graph.from_function(mod["main"])
         if graph.structural_hash not in self._known:
-            if self._wrong_by and not measured:
+            if self._wrong_by and not confirmed:
                 return self._guess(graph)
             self._known[graph.structural_hash] = self._graph_cost(graph)
         return self._known[graph.structural_hash]

@@ -35,9 +35,9 @@ class Priced(FakeCostModel):
         super().__init__()
         self.target = target
 
-    def cost(self, mod, *, reach=None, measured=False):
+    def cost(self, mod, *, reach=None, confirmed=False):
         Priced.questions += 1
-        return super().cost(mod, reach=reach, measured=measured)
+        return super().cost(mod, reach=reach, confirmed=confirmed)
 
     def __enter__(self):
         return self

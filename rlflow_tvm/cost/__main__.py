@@ -23,7 +23,18 @@ DatabaseOption = Annotated[
     Path | None, typer.Option("--database", help="A kernel database; by default the one that searches use.")
 ]
 TargetOption = Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")]
-_COLUMNS = ("kernel", "target", "version", "run_secs", "error_kind", "repeats", "spread", "slowdown", "measured_at")
+_COLUMNS = (
+    "kernel",
+    "target",
+    "version",
+    "run_secs",
+    "error_kind",
+    "repeats",
+    "spread",
+    "slowdown",
+    "confirmed",
+    "measured_at",
+)
 
 
 def _existing(path: Path | None) -> Path:

@@ -87,17 +87,20 @@ class KernelDatabase:
         """The measurement stored under these three, or None."""
         with self._guarded():
             row = self._connection.execute(
-                "SELECT run_secs, error, error_kind, repeats, spread, slowdown FROM measurement"
+                "SELECT run_secs, error, error_kind, repeats, spread, slowdown, confirmed FROM measurement"
                 " WHERE kernel = ? AND target = ? AND version = ?",
                 (key, target_key, version),
             ).fetchone()
-        return None if row is None else Measurement(*row)
+        if row is None:
+            return None
+        *fields, confirmed = row
+        return Measurement(*fields, bool(confirmed))
 
     def put(self, key: str, target_key: str, version: str, measurement: Measurement, tvm_version: str = "") -> None:
         """Store `measurement`, replacing an older one; it is on file when this returns."""
         with self._guarded():
             self._connection.execute(
-                "INSERT OR REPLACE INTO measurement VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO measurement VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     key,
                     target_key,
@@ -110,6 +113,7 @@ class KernelDatabase:
                     time.time(),
                     tvm_version,
                     measurement.slowdown,
+                    measurement.confirmed,
                 ),
             )
 

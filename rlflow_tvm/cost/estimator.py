@@ -9,10 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlflow_tvm.cost.known_times import known_as
 from rlflow_tvm.cost.learned import LEAST_SAMPLES, LearnedCost, Prediction, Sample
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.rehearsal import Rehearsal
-from rlflow_tvm.cost.timer import KernelTimer, known_as
+from rlflow_tvm.cost.timer import KernelTimer
 from rlflow_tvm.errors import CostError, KernelError
 from rlflow_tvm.kernels import Kernel
 
@@ -65,11 +66,15 @@ class KernelEstimator:
         on_progress: Callable[[int, int], None] | None = None,
         *,
         graph: Callable[[], Rehearsal],
-        measured: bool = False,
+        confirmed: bool = False,
     ) -> list[Measurement | Prediction]:
-        """One for each of `kernels`, in their order; with `measured` only measurements. `graph` as in `KernelTimer`."""
-        predictions = {} if measured else self._predictions(kernels)
-        found = self.timer.measure([k for k in kernels if known_as(k) not in predictions], on_progress, graph)
+        """One for each of `kernels`, in their order; with `confirmed` only measurements, all of them confirmed.
+
+        `graph` as in `KernelTimer.measure`.
+        """
+        predictions = {} if confirmed else self._predictions(kernels)
+        asked = [k for k in kernels if known_as(k) not in predictions]
+        found = self.timer.measure(asked, on_progress, graph, confirmed=confirmed)
         self.predicted += len(predictions)
         rest = iter(found)
         return [predictions[known_as(k)] if known_as(k) in predictions else next(rest) for k in kernels]

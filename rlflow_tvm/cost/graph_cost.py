@@ -13,12 +13,13 @@ from rlflow_tvm.cost.choices import MeasuredChoice
 from rlflow_tvm.cost.database import KernelDatabase, default_path
 from rlflow_tvm.cost.end_to_end import measure_module
 from rlflow_tvm.cost.estimator import MEASURED, KernelEstimator, PredictionPolicy
+from rlflow_tvm.cost.known_times import known_as
 from rlflow_tvm.cost.learned import Prediction
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
 from rlflow_tvm.cost.rpc import RpcDevices
 from rlflow_tvm.cost.temperature import Temperatures
-from rlflow_tvm.cost.timer import KernelTimer, known_as
+from rlflow_tvm.cost.timer import KernelTimer
 from rlflow_tvm.cost.tuned import TunedSchedules
 from rlflow_tvm.dataflow import Dataflow
 from rlflow_tvm.errors import CostError
@@ -34,7 +35,8 @@ class GraphCost:
     `flops`: floating-point operations. `bytes_moved`: the kernels' inputs and outputs, each element once.
     `peak_bytes`: of inputs, outputs and intermediates, by TVM's own memory plan; weights are not counted.
     `predicted`: launches of which the time was not measured; `deviation_secs`: by how much those may be wrong together
-    (the sum of their standard deviations). Work on weights alone is done once at compile time and is in none of these.
+    (the sum of their standard deviations). `single`: launches whose time was measured once and is not confirmed (see
+    `Measurement`). Work on weights alone is done once at compile time and is in none of these.
     """
 
     run_secs: float
@@ -46,6 +48,12 @@ class GraphCost:
     failed: tuple[str, ...] = ()
     predicted: int = 0
     deviation_secs: float = 0.0
+    single: int = 0
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether no time in it is predicted, or of one measurement."""
+        return not self.predicted and not self.single
 
 
 class CostModel:
@@ -82,7 +90,8 @@ class CostModel:
         """Build what was priced here with `pipeline(target, choices)`; a tuned schedule only makes it faster."""
         self._lowering = Lowering(target, self.choices.implementation)
         self._temperatures = Temperatures(target)
-        self._graphs: dict[tuple[object, int | None], tuple[GraphCost, int]] = {}  # and what had been measured by then
+        # each with what the timer had measured and confirmed by then
+        self._graphs: dict[tuple[object, int | None], tuple[GraphCost, int, int]] = {}
         self._counts: dict[str, tuple[int, int]] = {}
 
     @property
@@ -101,13 +110,14 @@ class CostModel:
         on_progress: Callable[[int, int], None] | None = None,
         *,
         reach: int | None = None,
-        measured: bool = False,
+        confirmed: bool = False,
     ) -> GraphCost:
         """The cost of `mod`; `on_progress(done, total)` follows the kernels that have to be measured.
 
         `reach`: how far away weights are, by default as far as this graph itself pushes them. Graphs that are held
         against each other want one and the same, or a few bytes more or less may change the cost of every kernel.
-        `measured`: every kernel's time is to be measured, whatever the policy.
+        `confirmed`: no kernel's time is to be predicted, whatever the policy, or that of one measurement. A graph that
+        was chosen among many for its cost wants it: the cheapest of many is also the one of which the clock was kind.
 
         KernelError for an operator that cannot be lowered, CostError when nothing can be measured at all; a kernel
         that fails is no error but makes `run_secs` infinite.
@@ -115,10 +125,17 @@ class CostModel:
         self.asked += 1
         key = (mod.structure if isinstance(mod, Dataflow) else tvm_ffi.structural_hash(mod), reach)
         known = self._graphs.get(key)
-        if known is None or (known[0].predicted and (measured or known[1] != self.timer.measured)):
+        if known is None or self._is_stale(*known) or (confirmed and not known[0].confirmed):
             self.misses += known is None
-            known = self._graphs[key] = self._cost(mod, on_progress, reach, measured), self.timer.measured
+            cost = self._cost(mod, on_progress, reach, confirmed)
+            known = self._graphs[key] = cost, self.timer.measured, self.timer.revision
         return known[0]
+
+    def _is_stale(self, cost: GraphCost, measured: int, revision: int) -> bool:
+        """Whether what has been measured since may make it another."""
+        return bool(
+            (cost.predicted and measured != self.timer.measured) or (cost.single and revision != self.timer.revision)
+        )
 
     def kernels(self, mod: tvm.IRModule | Dataflow, reach: int | None = None) -> list[Kernel]:
         """The kernels that `cost` sums up."""
@@ -157,12 +174,12 @@ class CostModel:
         mod: tvm.IRModule | Dataflow,
         on_progress: Callable[[int, int], None] | None,
         reach: int | None,
-        measured: bool,
+        confirmed: bool,
     ) -> GraphCost:
         graph = self._lowering.launches(mod)
         kernels = self._temperatures.kernels(graph, reach)
         found = self._estimator.estimate(
-            kernels, on_progress, graph=lambda: self._temperatures.rehearsal(graph, reach), measured=measured
+            kernels, on_progress, graph=lambda: self._temperatures.rehearsal(graph, reach), confirmed=confirmed
         )
         predictions = [(k.count, p) for k, p in zip(kernels, found, strict=True) if isinstance(p, Prediction)]
         launches = sum(kernel.count for kernel in kernels)
@@ -181,6 +198,7 @@ class CostModel:
             failed=failed,
             predicted=sum(count for count, _ in predictions),
             deviation_secs=sum(count * p.run_secs * p.deviation for count, p in predictions),
+            single=sum(k.count for k, m in zip(kernels, found, strict=True) if isinstance(m, Measurement) and m.single),
         )
 
     def _failure(self, kernel: Kernel, measurement: Measurement) -> str:

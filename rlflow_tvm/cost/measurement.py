@@ -21,7 +21,8 @@ class Measurement:
     died of it), "timeout" (build and runs together took longer than the limit), "run" (raised while running).
     `repeats` is the number of timed runs, `spread` their interquartile range divided by the median. `slowdown`: how
     much longer than usual a reference kernel took beside them (on a GPU's host: than at its best), or how much longer
-    than they had a processor they took, if that is more; None where nothing is known.
+    than they had a processor they took, if that is more; None where nothing is known. `confirmed`: the seconds are a
+    second measurement's, made without regard to what the first said (see `known_times`).
     ValueError when the fields contradict one another.
     """
 
@@ -31,6 +32,7 @@ class Measurement:
     repeats: int = 0
     spread: float | None = None
     slowdown: float | None = None
+    confirmed: bool = False
 
     def __post_init__(self) -> None:
         if (self.run_secs is None) == (self.error is None):
@@ -46,6 +48,11 @@ class Measurement:
     def ok(self) -> bool:
         """Whether there are seconds."""
         return self.error is None
+
+    @property
+    def single(self) -> bool:
+        """Whether there are seconds, but nobody has measured them again."""
+        return self.ok and not self.confirmed
 
     @property
     def disturbed(self) -> bool:

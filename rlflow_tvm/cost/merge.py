@@ -28,9 +28,10 @@ INSERT INTO main.measurement SELECT * FROM other.measurement WHERE true
 ON CONFLICT (kernel, target, version) DO UPDATE SET
     run_secs = excluded.run_secs, error = excluded.error, error_kind = excluded.error_kind,
     repeats = excluded.repeats, spread = excluded.spread, measured_at = excluded.measured_at,
-    tvm_version = excluded.tvm_version, slowdown = excluded.slowdown
-WHERE measurement.kernel <> '{REFERENCE_KEY}' AND ((excluded.error IS NULL) > (measurement.error IS NULL)
-   OR ((excluded.error IS NULL) = (measurement.error IS NULL) AND excluded.measured_at > measurement.measured_at))
+    tvm_version = excluded.tvm_version, slowdown = excluded.slowdown, confirmed = excluded.confirmed
+WHERE measurement.kernel <> '{REFERENCE_KEY}'
+  AND (excluded.error IS NULL, excluded.confirmed, excluded.measured_at)
+    > (measurement.error IS NULL, measurement.confirmed, measurement.measured_at)
 """
 _MERGE_TUNED = """
 INSERT INTO main.tuned_schedule SELECT * FROM other.tuned_schedule WHERE true
@@ -53,9 +54,9 @@ class Merged:
 def merge(database: KernelDatabase, path: str | os.PathLike[str]) -> Merged:
     """Take into `database` everything that the one at `path` holds, of whatever target, all of it or nothing.
 
-    Where both know a kernel, seconds take the place of an error, and otherwise the later measurement that of the
-    earlier. Where both know the reference kernel of a target, its times there are reckoned to ours. The other file is
-    not changed. CostError where it is missing, no database of ours, or damaged.
+    Where both know a kernel, seconds take the place of an error, confirmed ones that of others, and otherwise the later
+    measurement that of the earlier. Where both know the reference kernel of a target, its times there are reckoned to
+    ours. The other file is not changed. CostError where it is missing, no database of ours, or damaged.
     """
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / Path(path).name

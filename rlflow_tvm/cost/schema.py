@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 LAUNCH_KEY = "launch-overhead"
 """In place of a kernel: what launching one takes. No structural hash looks like this."""
 REFERENCE_KEY = "reference"
@@ -22,11 +22,13 @@ CREATE TABLE measurement (
     measured_at REAL NOT NULL,   -- seconds since 1970
     tvm_version TEXT NOT NULL,
     slowdown    REAL,            -- of the machine meanwhile, see Measurement; NULL: not known
+    confirmed   INTEGER NOT NULL DEFAULT 0,  -- 1: run_secs is a second measurement's, see Measurement
     PRIMARY KEY (kernel, target, version),
     CHECK ((run_secs IS NULL) <> (error IS NULL))
 ) WITHOUT ROWID
 """
 _ADD_SLOWDOWN = "ALTER TABLE measurement ADD COLUMN slowdown REAL"
+_ADD_CONFIRMED = "ALTER TABLE measurement ADD COLUMN confirmed INTEGER NOT NULL DEFAULT 0"
 _CREATE_KERNEL = """
 CREATE TABLE kernel (
     kernel      TEXT PRIMARY KEY,  -- structural hash
@@ -49,7 +51,8 @@ CREATE TABLE tuned_schedule (
 """
 MIGRATIONS = {
     0: (_CREATE_MEASUREMENT, _CREATE_TUNED, _CREATE_KERNEL),
-    1: (_CREATE_TUNED, _ADD_SLOWDOWN, _CREATE_KERNEL),
-    2: (_ADD_SLOWDOWN, _CREATE_KERNEL),
+    1: (_CREATE_TUNED, _ADD_SLOWDOWN, _CREATE_KERNEL, _ADD_CONFIRMED),
+    2: (_ADD_SLOWDOWN, _CREATE_KERNEL, _ADD_CONFIRMED),
+    3: (_ADD_CONFIRMED,),
 }
 """What makes a file of this schema version one of the present version; 0 is an empty file."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 import tvm
 from tvm import tirx
@@ -17,6 +17,7 @@ from tvm import tirx
 from rlflow_tvm.cost.database import KernelDatabase
 from rlflow_tvm.cost.description import Descriptions
 from rlflow_tvm.cost.kernel_worker import Answer, LocalWorkers, Request, Workers
+from rlflow_tvm.cost.known_times import KnownTimes, MeasurableKernel, TimedKernel, known_as
 from rlflow_tvm.cost.machine import check_device, check_remote, target_key
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.quiet import QuietMachine
@@ -29,30 +30,12 @@ from rlflow_tvm.errors import CostError
 DEFAULT_SCHEDULE = "rlflow_tvm.kernels:schedule_kernel"
 # Of measuring, alone and in a graph: part of the versions, as times of different methods are not to be added up.
 _METHOD = 4
-_GRAPH_METHOD = "graph2"
+_GRAPH_METHOD = "graph3"
 _TRIES = 2  # a busy machine makes timeouts too: what is remembered for good has happened twice
 _ONCE_LIMIT_SECS = 60.0
 _BUILDS = 3  # rounds of building what a rehearsal needs: a kernel that kills the worker takes the built ones with it
 
 Progress = Callable[[int, int], None]
-
-
-class TimedKernel(Protocol):
-    """What a time is kept under: see `rlflow_tvm.kernels.Kernel`."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def cold(self) -> str: ...
-
-
-class MeasurableKernel(TimedKernel, Protocol):
-    """What the timer needs of a kernel (`rlflow_tvm.kernels.Kernel` has it, and says what these are)."""
-
-    @property
-    def func(self) -> tirx.PrimFunc: ...
-    @property
-    def name(self) -> str: ...
 
 
 K = TypeVar("K")
@@ -104,8 +87,8 @@ class KernelTimer:
         self.graph_version = f"{self.version}.{_GRAPH_METHOD}" if rehearses else self.version
         """The same as `version` where kernels are always timed alone."""
         self.measured = 0
-        """Kernels measured so far (the rest came from memory or the database)."""
-        self._known: dict[tuple[str, str], Measurement] = {}  # by name and version
+        """Kernels measured so far (the rest came from memory or the database); a second time does not count."""
+        self._times = KnownTimes(self.target_key, database)
         self.descriptions = Descriptions(target, schedule == DEFAULT_SCHEDULE)
         self._described: set[str] = set()  # in the database
         self._once: dict[str, float] = {}  # seconds by reserved key
@@ -118,26 +101,35 @@ class KernelTimer:
         kernels: Sequence[MeasurableKernel],
         on_progress: Progress | None = None,
         graph: Callable[[], Rehearsal] | None = None,
+        *,
+        confirmed: bool = False,
     ) -> list[Measurement]:
         """A measurement for each of `kernels`, in their order; errors are among them as values.
 
         `graph`: asked for the launches that the kernels are among, where some have to be measured; without it they are
         measured alone. `on_progress(done, total)` is called after each kernel that had to be built or measured, `total`
-        being their number; of kernels measured alone those that came before an error are kept.
+        being their number; of kernels measured alone those that came before an error are kept. With `confirmed`, those
+        that were measured once are measured again, and what they take then stands for good (see `Measurement`).
         CostError when the worker cannot be started, or there is no other machine (left).
         """
-        in_graph = graph is not None
-        todo = self._unknown(kernels, in_graph)
-        if todo:
+        version = self._version(in_graph=graph is not None)
+        for wanting in (self._times.unknown, self._times.single) if confirmed else (self._times.unknown,):
+            if not wanting(kernels, version):
+                continue
             usual_secs = self._usual_secs()
             with self._alone():
-                todo = self._unknown(kernels, in_graph)  # others may have measured some while this one waited
+                self._times.reread(kernels, version)  # others may have measured some while this one waited
+                todo = wanting(kernels, version)
                 if graph is None or self.graph_version == self.version:
                     self._measure(todo, usual_secs, on_progress)
                 elif todo:
                     self._rehearse(graph(), todo, usual_secs, on_progress)
-        version = self._version(in_graph)
-        return [self._known[known_as(kernel), version] for kernel in kernels]
+        return [self._times[kernel, version] for kernel in kernels]
+
+    @property
+    def revision(self) -> int:
+        """How often a time that was known has given way to a confirmed one."""
+        return self._times.revision
 
     def _alone(self) -> AbstractContextManager[None]:
         """While no other process measures for the same database on this machine; not to be entered twice."""
@@ -151,9 +143,6 @@ class KernelTimer:
         if self._turns is None:
             self._turns = QuietMachine(self.database.path)
         return self._turns.measuring()
-
-    def _unknown(self, kernels: Sequence[MeasurableKernel], in_graph: bool) -> dict[str, MeasurableKernel]:
-        return {known_as(kernel): kernel for kernel in kernels if self.lookup(kernel, in_graph=in_graph) is None}
 
     def _measure(
         self, todo: Mapping[str, MeasurableKernel], usual_secs: float | None, on_progress: Progress | None
@@ -171,7 +160,10 @@ class KernelTimer:
         usual_secs: float | None,
         on_progress: Progress | None,
     ) -> None:
-        """Have the worker build what it has not, then time all launches; what fails is left out."""
+        """Have the worker build what it has not, then time all launches; what fails is left out.
+
+        Of a kernel that was measured once before, this is the second time.
+        """
         failed: dict[str, Answer] = {}
         for step in steps:
             known = self.lookup(step, in_graph=True)
@@ -193,15 +185,20 @@ class KernelTimer:
         played = [s for s in steps if s.key not in failed]
         wanted: dict[str, list[int]] = {}
         for i, step in enumerate(played):
-            if known_as(step) in todo:
+            if known_as(step) in todo or self.lookup(step, in_graph=True) is not None:
                 wanted.setdefault(known_as(step), []).append(i)
         launches = [[s.key, s.places] for s in played]
         request = {"op": "rehearse", "launches": launches, "wanted": wanted, "usual_secs": usual_secs}
-        answer = self._answer(request, self.timeout_secs * len(steps)) if wanted else {"times": {}}
+        answer = self._answer(request, self.timeout_secs * len(steps)) if wanted.keys() & todo else {"times": {}}
+        times, counts = answer.get("times", {}), {name: len(own) for name, own in wanted.items()}
+        speed = self._times.speed(self.graph_version, {name: each["run_secs"] for name, each in times.items()}, counts)
+        times = {name: {**each, "run_secs": speed * each["run_secs"]} for name, each in times.items()}
         for name, kernel in todo.items():
             # what stops the whole graph says nothing of a kernel that ran before
             lost = {**answer, "passing": True} if "error" in answer else None
-            self._learn(kernel, failed.get(kernel.key) or lost or answer["times"][name], self.graph_version)
+            self._learn(kernel, failed.get(kernel.key) or lost or times[name], self.graph_version)
+        for name in times.keys() - todo.keys():
+            self._times.learn(name, self.graph_version, _measurement(times[name]))
 
     def _answers(self, kernels: Sequence[K], requests: Sequence[Request]) -> Generator[tuple[K, Answer]]:
         """Each kernel as it is answered."""
@@ -213,19 +210,12 @@ class KernelTimer:
         measurement = _measurement(answer)
         if measurement.ok:
             self._store_kernel(kernel)
-        if "passing" not in answer:  # nothing that the kernel did: the next process tries again
-            self._store(known_as(kernel), version, measurement)
-        self.measured += 1
-        self._known[known_as(kernel), version] = measurement
+        # what the kernel has not done itself is not kept: the next process tries again
+        self.measured += self._times.learn(known_as(kernel), version, measurement, keep="passing" not in answer)
 
     def lookup(self, kernel: TimedKernel, *, in_graph: bool = False) -> Measurement | None:
         """What is known of a kernel in a graph, or alone, without measuring."""
-        name, version = known_as(kernel), self._version(in_graph)
-        if (name, version) not in self._known and self.database is not None:
-            stored = self.database.get(name, self.target_key, version)
-            if stored is not None:
-                self._known[name, version] = stored
-        return self._known.get((name, version))
+        return self._times.find(kernel, self._version(in_graph))
 
     def _version(self, in_graph: bool) -> str:
         return self.graph_version if in_graph else self.version
@@ -270,7 +260,7 @@ class KernelTimer:
         return self._once[key]
 
     def _stored(self, key: str) -> float | None:
-        stored = None if self.database is None else self.database.get(key, self.target_key, ONCE_VERSION)
+        stored = self._times.stored(key, ONCE_VERSION)
         return None if stored is None else stored.run_secs
 
     def _measure_once(self, key: str, op: str, what: str) -> float:
@@ -280,7 +270,7 @@ class KernelTimer:
                 f"the {what} could not be measured for {self.target_key} ({measurement.error}): "
                 "try again, and check that the target is that of the machine"
             )
-        self._store(key, ONCE_VERSION, measurement)
+        self._times.store(key, ONCE_VERSION, measurement)
         return measurement.run_secs
 
     def close(self) -> None:
@@ -308,15 +298,6 @@ class KernelTimer:
         if self.database is not None and kernel.key not in self._described:
             self.database.put_kernel(kernel.key, kernel.name, self.descriptions.of(kernel))
             self._described.add(kernel.key)
-
-    def _store(self, key: str, version: str, measurement: Measurement) -> None:
-        if self.database is not None:
-            self.database.put(key, self.target_key, version, measurement, tvm.__version__)
-
-
-def known_as(kernel: TimedKernel) -> str:
-    """What a measurement of `kernel` is kept under: its key and its operands' temperatures."""
-    return f"{kernel.key}/{kernel.cold}" if kernel.cold else kernel.key
 
 
 def _request(func: tirx.PrimFunc, cold: str, usual_secs: float | None) -> Request:

@@ -18,7 +18,7 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], Any]):
     """Chooses one environment at each reset, uniformly by the reset's seed, so that a resumed training meets the same.
 
     `model` is the name of the one in use, `current` the environment itself. All must have the same rules. The last info
-    of an episode holds as `episode` its cheapest graph, measured: {"model", "run_secs", "plan"}, the plan's fields as
+    of an episode holds as `episode` its cheapest graph, confirmed: {"model", "run_secs", "plan"}, the plan's fields as
     JSON. As `reset`'s option "start" it is where an episode begins.
     """
 
@@ -58,7 +58,7 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], Any]):
             self._best = info["run_secs"], self.current.state
         if terminated or truncated:
             state = self._best[1]
-            run_secs = self.current.problem.cost(state, measured=True).run_secs
+            run_secs = self.current.problem.cost(state, confirmed=True).run_secs
             info["episode"] = {"model": self.model, "run_secs": run_secs, "plan": dataclasses.asdict(state.plan)}
         return observation, float(reward), terminated, truncated, info
 

@@ -36,7 +36,7 @@ class RewriteProblem:
         if self.start.graph.is_empty:
             raise EnvError("the module computes nothing from its inputs: there is nothing to rewrite")
         self._reach = cost_model.reach(self.start.graph)
-        cost = self.cost(self.start, measured=True)
+        cost = self.cost(self.start, confirmed=True)
         if not math.isfinite(cost.run_secs):
             raise EnvError(f"the module cannot be priced as it is: kernel {cost.failed[0]} fails; report it as a bug")
         self.start_secs = cost.run_secs
@@ -45,12 +45,12 @@ class RewriteProblem:
     def ruleset(self) -> RuleSet:
         return self.start.ruleset
 
-    def cost(self, state: GraphState, *, measured: bool = False) -> GraphCost:
+    def cost(self, state: GraphState, *, confirmed: bool = False) -> GraphCost:
         """Cost of a state, in seconds and the other metrics (remembered by structure).
 
-        With `measured` no kernel's time is predicted, whatever the cost model's policy.
+        With `confirmed` no kernel's time is predicted, whatever the cost model's policy, or of one measurement.
         """
-        return self.cost_model.cost(state.graph, reach=self._reach, measured=measured)
+        return self.cost_model.cost(state.graph, reach=self._reach, confirmed=confirmed)
 
     def replay(self, plan: Plan) -> GraphState:
         """The state at a plan's end, remembered for the last few plans; errors as `GraphState.replay`'s."""
@@ -68,7 +68,7 @@ class RewriteProblem:
         return self._end_to_end[key]
 
     def successor(
-        self, state: GraphState, action: RewriteAction, *, measured: bool = False
+        self, state: GraphState, action: RewriteAction, *, confirmed: bool = False
     ) -> tuple[GraphState, GraphCost] | None:
         """The state after `action` and its cost (as in `cost`), or None where the move is refused."""
         self.moves += 1
@@ -83,7 +83,7 @@ class RewriteProblem:
         if following.graph.is_empty:
             self._refuse(key, "nothing would be left to compute, and so to build and to price")
             return None
-        cost = self.cost(following, measured=measured)
+        cost = self.cost(following, confirmed=confirmed)
         if not math.isfinite(cost.run_secs):
             self._refuse(key, f"kernel {cost.failed[0]}")
             return None

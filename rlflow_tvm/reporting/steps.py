@@ -55,7 +55,7 @@ def price_along(start: GraphState, plan: Plan, cost_model: CostModel, progress: 
             if progress is not None:
                 progress(number, len(states), f"kernel {done} of {total}")
 
-        costs.append(cost_model.cost(state.graph, measuring, reach=reach, measured=True))
+        costs.append(cost_model.cost(state.graph, measuring, reach=reach, confirmed=True))
         if progress is not None:
             progress(number + 1, len(states), "")
     return Along(states, tuple(costs), reach)

@@ -35,7 +35,7 @@ class FamilySearch:
         for start in starts:
             if best.exhausted or start.graph.is_empty:
                 continue
-            cost = problem.cost(start, measured=True)
+            cost = problem.cost(start, confirmed=True)
             if not math.isfinite(cost.run_secs):
                 log.warning("a family's graph is passed over: %s fails", ", ".join(cost.failed))
                 continue

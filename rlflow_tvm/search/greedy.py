@@ -22,8 +22,8 @@ class Greedy:
     cost now) are taken, those that the last rewrite opened first: a layout transform gains nothing while it moves,
     only when it meets its inverse. The best state seen is the result.
 
-    Where the cost model predicts, a site's gain is told at its best, by a standard deviation; its kernels are measured
-    before it is taken.
+    Where the cost model predicts, a site's gain is told at its best, by a standard deviation. Before a site is taken,
+    times that are predicted or of one measurement are measured.
     """
 
     patience: int = 8
@@ -58,10 +58,10 @@ class _Walk:
 
     def __init__(self, best: Incumbent, start: GraphState) -> None:
         self.problem, self._best = best.problem, best
-        self.state, self.run_secs = start, best.problem.cost(start, measured=True).run_secs
+        self.state, self.run_secs = start, best.problem.cost(start, confirmed=True).run_secs
         self._gains: dict[Key, float] = {}  # cost after minus cost before, when last priced; inf if refused
         self._fresh: set[Key] = set()  # priced in the state now
-        self._measured: set[Key] = set()  # of those, the ones of which no kernel's time is predicted
+        self._confirmed: set[Key] = set()  # of those, the ones of which no time is predicted, or of one measurement
         self._opened: dict[Key, int] = {}  # the step at which the site appeared
         self._seen = {self.state.structural_hash}
         self._step = 0
@@ -78,15 +78,15 @@ class _Walk:
             self._opened.setdefault(key, self._step)
         return sites
 
-    def _price(self, key: Key, *, measured: bool = False) -> None:
-        following = self.problem.successor(self.state, self._sites[key], measured=measured)
+    def _price(self, key: Key, *, confirmed: bool = False) -> None:
+        following = self.problem.successor(self.state, self._sites[key], confirmed=confirmed)
         gain = float("inf")
         if following is not None and following[0].structural_hash not in self._seen:
             gain = following[1].run_secs - following[1].deviation_secs - self.run_secs
         self._gains[key] = gain
         self._fresh.add(key)
-        if following is None or not following[1].predicted:
-            self._measured.add(key)
+        if following is None or following[1].confirmed:
+            self._confirmed.add(key)
         self._best.report()
 
     def best_move(self, limit: float) -> Key | None:
@@ -100,8 +100,8 @@ class _Walk:
                 return None
             if key not in self._fresh:
                 self._price(key)
-            elif self._gains[key] < limit and key not in self._measured:
-                self._price(key, measured=True)
+            elif self._gains[key] < limit and key not in self._confirmed:
+                self._price(key, confirmed=True)
             elif self._gains[key] < limit:
                 return key
             elif not self._refresh():
@@ -123,17 +123,17 @@ class _Walk:
         while not self._best.exhausted:
             allowed = [key for key in self._sites if self._gains.get(key, float("inf")) <= limit]
             key = min(allowed, key=lambda k: (-self._opened[k], self._gains[k]), default=None)
-            if key is None or key in self._measured:
+            if key is None or key in self._confirmed:
                 return key
-            self._price(key, measured=True)
+            self._price(key, confirmed=True)
         return None
 
     def take(self, key: Key) -> None:
-        following = self.problem.successor(self.state, self._sites[key], measured=True)
+        following = self.problem.successor(self.state, self._sites[key], confirmed=True)
         assert following is not None, "a move that was priced in this state is possible in it"
         self.state, cost = following
         self.run_secs = cost.run_secs
         self._seen.add(self.state.structural_hash)
         self._step += 1
-        self._fresh, self._measured = set(), set()
+        self._fresh, self._confirmed = set(), set()
         self._sites = self._list()

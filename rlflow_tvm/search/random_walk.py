@@ -58,7 +58,7 @@ class RandomSearch:
                 if cost.run_secs > self.limit * first:
                     break
             if self.remembered and lowest[0] < math.inf:
-                secs = problem.cost(lowest[1], measured=True).run_secs
+                secs = problem.cost(lowest[1], confirmed=True).run_secs
                 if math.isfinite(secs) and secs not in [each[0] for each in kept]:
                     kept = sorted([*kept, (secs, lowest[1])], key=lambda each: each[0])[: self.remembered]
             if best.spent == before and not any(problem.start.sites.values()):

@@ -61,9 +61,9 @@ class Incumbent:
         return time.monotonic() - self._started
 
     def offer(self, state: GraphState, run_secs: float) -> bool:
-        """Take `state` if it costs less than the best so far, by measurement; says whether it did."""
+        """Take `state` if it costs less than the best so far, by times that are confirmed; says whether it did."""
         if run_secs < self.run_secs:
-            run_secs = self.problem.cost(state, measured=True).run_secs
+            run_secs = self.problem.cost(state, confirmed=True).run_secs
         better = run_secs < self.run_secs
         if better:
             self.state, self.run_secs = state, run_secs

@@ -94,15 +94,19 @@ def test_other_schema_version(tmp_path):
     assert path.exists()
 
 
-def test_earlier_schema_is_brought_to_the_present_one(tmp_path):
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_earlier_schema_is_brought_to_the_present_one(tmp_path, version):
     path = tmp_path / "k.sqlite"
     with KernelDatabase(path) as database:
         database.put("k", "t", "1", GOOD)
-    with sqlite3.connect(path) as raw:  # as version 1 left it
-        raw.execute("DROP TABLE tuned_schedule")
-        raw.execute("DROP TABLE kernel")
-        raw.execute("ALTER TABLE measurement DROP COLUMN slowdown")
-        raw.execute("PRAGMA user_version = 1")
+    with sqlite3.connect(path) as raw:  # as that version left it
+        raw.execute("ALTER TABLE measurement DROP COLUMN confirmed")
+        if version < 3:
+            raw.execute("DROP TABLE kernel")
+            raw.execute("ALTER TABLE measurement DROP COLUMN slowdown")
+        if version < 2:
+            raw.execute("DROP TABLE tuned_schedule")
+        raw.execute(f"PRAGMA user_version = {version}")
     raw.close()
     row = TunedRow("[]", 1e-3, 2e-3, 16)
     with KernelDatabase(path) as database:

@@ -138,7 +138,7 @@ def test_share_of_a_graphs_time(timer, share):
 def test_all_measured_on_demand(timer):
     estimator = Estimator(timer, ALL)
     estimator.estimate(kernels(5, 1))
-    found = estimator.estimate(kernels(5, 1), measured=True)
+    found = estimator.estimate(kernels(5, 1), confirmed=True)
     assert all(isinstance(each, Measurement) for each in found)
     assert timer.measured == 5
     assert estimator.estimate(kernels(5, 1)) == found
@@ -204,7 +204,7 @@ def test_a_graphs_cost_tells_what_is_predicted(timer, target):
     assert (predicted.predicted, model.predicted, model.measured) == (2, 1, 0)
     assert 0 < predicted.deviation_secs < predicted.run_secs
     assert model.cost(mod) is predicted
-    measured = model.cost(mod, measured=True)
+    measured = model.cost(mod, confirmed=True)
     assert (measured.predicted, measured.deviation_secs, model.measured) == (0, 0.0, 1)
     assert measured.run_secs == pytest.approx(2 * law(kernel_features(kernel.func), kernel.cold) + 2e-7)
     assert model.cost(mod) is measured

@@ -93,7 +93,7 @@ def test_what_is_told_of_the_cheapest_graph_is_measured_where_steps_are_predicte
             found.append((info["run_secs"], env.current.state))
             over = terminated or truncated
         told, state = min(found, key=lambda pair: pair[0])
-        assert info["episode"]["run_secs"] == problem.cost(state, measured=True).run_secs
+        assert info["episode"]["run_secs"] == problem.cost(state, confirmed=True).run_secs
         wrong += info["episode"]["run_secs"] != told
     assert wrong
 

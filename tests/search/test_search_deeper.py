@@ -41,9 +41,9 @@ def costs_of_expanded(problem: RewriteProblem) -> list[float]:
     costs: dict[int, float] = {}
     apply = problem.successor
 
-    def successor(state: GraphState, action: RewriteAction, *, measured: bool = False):
+    def successor(state: GraphState, action: RewriteAction, *, confirmed: bool = False):
         costs[state.structural_hash] = problem.cost(state).run_secs
-        return apply(state, action, measured=measured)
+        return apply(state, action, confirmed=confirmed)
 
     problem.successor = successor
     return costs
@@ -97,9 +97,9 @@ def test_beam_is_no_wider_than_it_says():
     lengths: dict[int, set[int]] = {}
     apply = problem.successor
 
-    def successor(state: GraphState, action: RewriteAction, *, measured: bool = False):
+    def successor(state: GraphState, action: RewriteAction, *, confirmed: bool = False):
         lengths.setdefault(len(state.actions), set()).add(state.structural_hash)
-        return apply(state, action, measured=measured)
+        return apply(state, action, confirmed=confirmed)
 
     problem.successor = successor
     Beam(width=3, budget=Budget(300)).run(problem)

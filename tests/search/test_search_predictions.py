@@ -49,4 +49,4 @@ def test_a_kernel_that_fails_is_found_out_before_it_is_taken():
     for search in NAMES:
         problem = problem_of("conv_net", wrong_by=0.1, **fails)
         result = searches(problem)[search].run(problem)
-        assert problem.cost(result.state, measured=True).failed == ()
+        assert problem.cost(result.state, confirmed=True).failed == ()

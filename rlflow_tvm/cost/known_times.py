@@ -1,0 +1,113 @@
+"""What kernels take, as far as it is known: in this process's memory, or in the database.
+
+A kernel's first time serves to look at many graphs. Whoever takes the cheapest of them has it measured again, and the
+second time stands from then on (`Measurement.confirmed`): of many that were measured once, the cheapest is one of which
+the clock was kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+import tvm
+from tvm import tirx
+
+from rlflow_tvm.cost.calibration import speed
+from rlflow_tvm.cost.database import KernelDatabase
+from rlflow_tvm.cost.measurement import Measurement
+
+
+class TimedKernel(Protocol):
+    """What a time is kept under: see `rlflow_tvm.kernels.Kernel`."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def cold(self) -> str: ...
+
+
+class MeasurableKernel(TimedKernel, Protocol):
+    """What the timer needs of a kernel (`rlflow_tvm.kernels.Kernel` has it, and says what these are)."""
+
+    @property
+    def func(self) -> tirx.PrimFunc: ...
+    @property
+    def name(self) -> str: ...
+
+
+K = TypeVar("K", bound=TimedKernel)
+
+
+class KnownTimes:
+    """Times of the kernels of one target, by name (`known_as`) and version of what they depend on beside the target."""
+
+    def __init__(self, target_key: str, database: KernelDatabase | None) -> None:
+        self.target_key, self.database = target_key, database
+        self.revision = 0
+        """How often a time that was known has given way to a confirmed one."""
+        self._known: dict[tuple[str, str], Measurement] = {}
+
+    def find(self, kernel: TimedKernel, version: str) -> Measurement | None:
+        """What is known of a kernel; from the database only once."""
+        name = known_as(kernel)
+        if (name, version) not in self._known and (stored := self.stored(name, version)) is not None:
+            self._known[name, version] = stored
+        return self._known.get((name, version))
+
+    def __getitem__(self, of: tuple[TimedKernel, str]) -> Measurement:
+        """As `find`, of a kernel that is known."""
+        return self._known[known_as(of[0]), of[1]]
+
+    def unknown(self, kernels: Iterable[K], version: str) -> dict[str, K]:
+        """Those of which nothing is known, by name."""
+        return {known_as(kernel): kernel for kernel in kernels if self.find(kernel, version) is None}
+
+    def single(self, kernels: Iterable[K], version: str) -> dict[str, K]:
+        """Those that were measured once, by name."""
+        found = {known_as(kernel): (kernel, self.find(kernel, version)) for kernel in kernels}
+        return {name: kernel for name, (kernel, known) in found.items() if known is not None and known.single}
+
+    def reread(self, kernels: Iterable[TimedKernel], version: str) -> None:
+        """Take over what other processes have confirmed since."""
+        for name in self.single(kernels, version):
+            stored = self.stored(name, version)
+            if stored is not None and stored.confirmed:
+                self._known[name, version] = stored
+                self.revision += 1
+
+    def learn(self, name: str, version: str, measurement: Measurement, *, keep: bool = True) -> bool:
+        """A measurement that was made now: the first, or the second, which stands from then on if it did not fail.
+
+        `keep`: for other processes too. Says whether it was the first.
+        """
+        before = self._known.get((name, version))
+        if before is None:
+            self._known[name, version] = measurement
+            if keep:
+                self.store(name, version, measurement)
+        elif before.single and measurement.ok:
+            self._known[name, version] = replace(measurement, confirmed=True)
+            self.store(name, version, self._known[name, version])
+            self.revision += 1
+        return before is None
+
+    def speed(self, version: str, secs: Mapping[str, float], counts: Mapping[str, int]) -> float:
+        """As `calibration.speed`, of what is known here."""
+        before = {name: self._known.get((name, version)) for name in secs}
+        return speed({name: each for name, each in before.items() if each is not None and each.ok}, secs, counts)
+
+    def stored(self, name: str, version: str) -> Measurement | None:
+        """What the database holds."""
+        return None if self.database is None else self.database.get(name, self.target_key, version)
+
+    def store(self, name: str, version: str, measurement: Measurement) -> None:
+        """Put it into the database, if there is one."""
+        if self.database is not None:
+            self.database.put(name, self.target_key, version, measurement, tvm.__version__)
+
+
+def known_as(kernel: TimedKernel) -> str:
+    """What a measurement of `kernel` is kept under: its key and its operands' temperatures."""
+    return f"{kernel.key}/{kernel.cold}" if kernel.cold else kernel.key

@@ -1,0 +1,156 @@
+"""What is known of a kernel: its first time, the second that stands, and the speed that both are reckoned to."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from cost_kernels import FakeKernel, add, matmul
+from fake_workers import workers_by
+from test_cost_rehearsal import steps
+
+from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, Measurement
+from rlflow_tvm.cost.calibration import speed
+from rlflow_tvm.cost.known_times import KnownTimes
+from rlflow_tvm.ir import detach
+
+BAD = Measurement(error="boom", error_kind="run")
+
+
+def secs(run_secs: float, *, confirmed: bool = False) -> Measurement:
+    return Measurement(run_secs=run_secs, repeats=5, confirmed=confirmed)
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        ({}, 1.0),
+        ({"a": secs(2.0), "b": secs(6.0), "c": secs(5.0)}, 2.0),  # 1 has weight 5, 2 has 7
+        ({"c": secs(2.5)}, 0.5),
+        ({"a": secs(4.0)}, 1.0),  # too little of the whole
+        ({"a": secs(4.0), "b": secs(6.0, confirmed=True), "c": secs(50.0)}, 2.0),  # the confirmed one is enough
+        ({"a": secs(4.0, confirmed=True), "c": secs(50.0)}, 10.0),  # it is not
+        ({"gone": secs(4.0)}, 1.0),
+    ],
+    ids=["nothing", "all", "one", "a little", "confirmed", "a little is confirmed", "elsewhere"],
+)
+def test_speed(known, expected):
+    found = {"a": 1.0, "b": 3.0, "c": 5.0}
+    assert speed(known, found, {"a": 1, "b": 2, "c": 1}) == expected
+
+
+def test_speed_of_nothing():
+    assert speed({}, {}, {}) == 1.0
+
+
+def test_the_second_time_stands(tmp_path):
+    kernel = FakeKernel(add(4), "k")
+    with KernelDatabase(tmp_path / "k.sqlite") as database:
+        times, others = KnownTimes("t", database), KnownTimes("t", database)
+        assert times.unknown([kernel], "1") == {"k": kernel}
+        assert times.learn("k", "1", secs(1.0))
+        assert others.find(kernel, "1") == secs(1.0)
+        assert times.single([kernel], "1") == {"k": kernel}
+        assert not times.learn("k", "1", BAD)  # says nothing
+        assert times.find(kernel, "1") == secs(1.0)
+        assert not times.learn("k", "1", secs(2.0))
+        assert times.find(kernel, "1") == secs(2.0, confirmed=True)
+        times.learn("k", "1", secs(3.0))
+        assert times[kernel, "1"] == secs(2.0, confirmed=True)
+        assert (times.single([kernel], "1"), times.revision) == ({}, 1)
+        assert times.find(kernel, "2") is None
+        assert (others[kernel, "1"], others.revision) == (secs(1.0), 0)
+        others.reread([kernel], "1")
+        assert (others[kernel, "1"], others.revision) == (secs(2.0, confirmed=True), 1)
+        assert KnownTimes("t", database).find(kernel, "1") == secs(2.0, confirmed=True)
+
+
+def test_what_is_not_kept_is_known_here():
+    times = KnownTimes("t", KernelDatabase(":memory:"))
+    times.learn("k", "1", BAD, keep=False)
+    assert times.find(FakeKernel(add(4), "k"), "1") == BAD
+    assert times.stored("k", "1") is None
+
+
+class MovingTimer(KernelTimer):
+    """All kernels of a rehearsal take so many times their law's time, another number from one rehearsal to the next."""
+
+    def __init__(self, target, database, *moments: float) -> None:
+        super().__init__(target, database)
+        laws = workers_by(lambda features, _: 1e-6 * self.kind(features) * features["flops"])
+        self._workers, moving = laws(), itertools.cycle(moments)
+        rehearse = self._workers._rehearse
+
+        def moved(request):
+            moment = next(moving)
+            times = rehearse(request)["times"]
+            return {"times": {name: {**each, "run_secs": moment * each["run_secs"]} for name, each in times.items()}}
+
+        self._workers._rehearse = moved
+        self.kind = lambda features: 1.0
+
+
+def timed(timer: KernelTimer, launches, *kernels: FakeKernel, confirmed: bool = False) -> list[float]:
+    found = timer.measure(kernels, None, lambda: launches, confirmed=confirmed)
+    return [each.run_secs * 1e6 for each in found if each.run_secs is not None]
+
+
+def test_a_moments_speed_is_not_a_kernels(target):
+    """What is measured later is reckoned to the speed at which what is known in its graph was."""
+    old, new, far = FakeKernel(add(64), "old"), FakeKernel(add(32), "new"), FakeKernel(add(4096), "far")
+    timer = MovingTimer(target, None, 1.0, 0.5, 3.0)
+    assert timed(timer, steps(old), old) == [64.0]
+    assert timed(timer, steps(old, new), old, new) == pytest.approx([64.0, 32.0])
+    assert timed(timer, steps(new, far), far) == pytest.approx([3 * 4096.0])  # too little of it is known
+
+
+def test_confirmed_in_another_rehearsal(target, tmp_path):
+    """Of all kernels in it; nothing is measured a third time, here or by the next process."""
+    a, b, c = (FakeKernel(add(2**i), name) for i, name in zip((6, 8, 9), "abc", strict=True))
+    with KernelDatabase(tmp_path / "k.sqlite") as database:
+        timer = MovingTimer(target, database, 1.0)
+        kinds = iter([0.5, 2.0, 7.0])
+        timer.kind = lambda features: next(kinds) if features["flops"] == 64 else 1.0
+        assert timed(timer, steps(a, b), a, b) == [32.0, 256.0]
+        assert (timer.measured, timer.revision) == (2, 0)
+        assert timed(timer, steps(a, b, c), c) == [512.0]  # the others' second times with it
+        assert timed(timer, steps(a, b), a, b, confirmed=True) == [128.0, 256.0]
+        assert (timer.measured, timer.revision) == (3, 2)
+        timer.kind = lambda features: 9.0
+        assert timed(timer, steps(a, b), a, b, confirmed=True) == [128.0, 256.0]
+        assert timed(timer, steps(c), c, confirmed=True) == [512.0]
+        later = MovingTimer(target, database, 5.0)
+        assert timed(later, steps(a, b, c), a, b, c, confirmed=True) == [128.0, 256.0, 512.0]
+        assert (later.measured, later.revision) == (0, 0)
+
+
+def test_kernels_alone_are_confirmed_too(target, tmp_path):
+    kernels = [FakeKernel(add(8), "k"), FakeKernel(matmul(4, 4, 4), "m")]
+    with KernelDatabase(tmp_path / "k.sqlite") as database:
+        timer = MovingTimer(target, database, 1.0)
+        first = timer.measure(kernels)
+        assert [each.confirmed for each in first] == [False, False]
+        timer.kind = lambda features: 2.0
+        second = timer.measure(kernels, confirmed=True)
+        assert [each.confirmed for each in second] == [True, True]
+        assert [each.run_secs for each in second] == [2 * each.run_secs for each in first if each.run_secs]
+        assert timer.measure(kernels) == second
+        assert (timer.measured, timer.revision) == (2, 2)
+
+
+def test_a_graphs_cost_follows(target):
+    """It is for good where it was asked for so, and else until one of its kernels is measured again."""
+    from cost_kernels import two_layers
+
+    mod = detach(two_layers()).mod
+    timer = MovingTimer(target, None, 1.0)
+    model = CostModel(target, timer=timer)
+    first = model.cost(mod)
+    assert (first.single, first.confirmed) == (2, False)
+    assert model.cost(mod) is first
+    timer.kind = lambda features: 3.0
+    second = model.cost(mod, confirmed=True)
+    assert (second.single, second.confirmed) == (0, True)
+    assert second.run_secs - second.launch_secs == pytest.approx(first.run_secs - first.launch_secs)  # a slow moment
+    assert model.cost(mod) is second
+    assert (model.asked, model.misses, model.measured) == (4, 1, 1)
