@@ -93,8 +93,8 @@ class KernelDatabase:
             ).fetchone()
         if row is None:
             return None
-        *fields, confirmed = row
-        return Measurement(*fields, bool(confirmed))
+        secs, error, kind, repeats, spread, slowdown, confirmed = row
+        return Measurement(secs, error, kind, repeats, spread, slowdown, bool(confirmed))
 
     def put(self, key: str, target_key: str, version: str, measurement: Measurement, tvm_version: str = "") -> None:
         """Store `measurement`, replacing an older one; it is on file when this returns."""
