@@ -114,14 +114,20 @@ def _describes(row: list[Any]) -> bool:
 class ConsiderateEnv(gymnasium.Wrapper):
     """Computes while nobody measures on this machine: from reset to the end of the episode, with a stop at each step.
 
-    `rows`: called at an episode's end, and told with it as `rows`. `owned`: closed with the environment.
+    `rows`: called at an episode's end, and told with it as `rows`. `refresh`: called before an episode begins. `owned`:
+    closed with the environment.
     """
 
     def __init__(
-        self, env: gymnasium.Env, quiet: QuietMachine, rows: Callable[[], list[Any]], owned: ExitStack | None = None
+        self,
+        env: gymnasium.Env,
+        quiet: QuietMachine,
+        rows: Callable[[], list[Any]],
+        refresh: Callable[[], None] = lambda: None,
+        owned: ExitStack | None = None,
     ) -> None:
         super().__init__(env)
-        self._quiet, self._rows = quiet, rows
+        self._quiet, self._rows, self._refresh = quiet, rows, refresh
         self._owned = owned or ExitStack()
 
     def close(self) -> None:
@@ -130,6 +136,7 @@ class ConsiderateEnv(gymnasium.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._quiet.compute()
+        self._refresh()
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -146,6 +153,7 @@ class Prices:
     """What a process prices graphs with; `quiet` is None where it is the only one."""
 
     database: RecordingDatabase
+    timer: KernelTimer
     cost_model: CostModel
     quiet: QuietMachine | None
 
@@ -166,7 +174,7 @@ def open_prices(
         measuring = None if quiet is None else quiet.measuring
         timer = stack.enter_context(KernelTimer(target, database, remote=remote, quiet=measuring))
         policy = PredictionPolicy(share=predict)
-        yield Prices(database, stack.enter_context(CostModel(target, timer=timer, policy=policy)), quiet)
+        yield Prices(database, timer, stack.enter_context(CostModel(target, timer=timer, policy=policy)), quiet)
 
 
 def description(
@@ -219,4 +227,4 @@ def worker_env(
             files = ", ".join(models.values())
             raise UsageError(f"{files}: not the same on {gethostname()} as where the training began; copy them there")
         env = make_env(problems, horizon, reward, environment)
-        return ConsiderateEnv(env, prices.quiet, prices.database.taken, stack.pop_all())
+        return ConsiderateEnv(env, prices.quiet, prices.database.taken, prices.timer.refresh, stack.pop_all())

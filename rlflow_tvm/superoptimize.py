@@ -114,7 +114,12 @@ class Superoptimize:
         seed: of random choices.
         predict: how much of a graph's time the search may predict rather than measure, 0 to 1.
         budget: what the search may spend: moves tried ("20000") or a time ("90s", "5m"); by default each search's own.
+        progress: told of how far the search is.
+
+    `result` is what the last search found, with the plan that `ApplyPlan` repeats; None where there was none.
     """
+
+    result: SearchResult | None = None
 
     def __init__(
         self,
@@ -124,20 +129,24 @@ class Superoptimize:
         seed: int = 0,
         predict: float = 0.0,
         budget: str | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.target = as_target(target)
         self.policy = PredictionPolicy(share=predict)
         spend = None if budget is None else Budget.parse(budget)
         self.search = make_search(search, seed, spend) if agent is None else agent_search(agent, seed, spend)
+        self.progress = progress
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        self.result = None
         if not _computes(mod, self.target):
             return mod
         with (
             KernelDatabase(default_path()) as database,
             CostModel(self.target, database, policy=self.policy) as cost_model,
         ):
-            return optimize(mod, self.search, cost_model).state.bound()
+            self.result = optimize(mod, self.search, cost_model, progress=self.progress)
+        return self.result.state.bound()
 
 
 def _computes(mod: tvm.IRModule, target: tvm.target.Target) -> bool:

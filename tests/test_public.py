@@ -41,9 +41,13 @@ def outputs(executable, inputs) -> list[np.ndarray]:
 
 def test_superoptimize_is_a_pass_that_keeps_the_outputs(mod, found, network):
     # `found` has measured the kernels; the pass finds them in the database
-    superoptimize = rl.Superoptimize(TARGET, search="family")
+    told = []
+    superoptimize = rl.Superoptimize(TARGET, search="family", progress=lambda *how_far: told.append(how_far))
     assert isinstance(superoptimize, tvm.transform.Pass)
+    assert superoptimize.result is None
     optimized = tvm.transform.Sequential([superoptimize])(mod)
+    tvm.ir.assert_structural_equal(rl.ApplyPlan(superoptimize.result.plan)(mod)["main"], optimized["main"])
+    assert told[-1][-1] == superoptimize.result.run_secs_after
     inputs = random_inputs(mod, 1)
     expected = onnxruntime_outputs(str(network), inputs)
     assert range_error(run_module(optimized, TARGET, list(inputs.values())), expected) < 1e-4
@@ -107,7 +111,9 @@ def test_superoptimize_leaves_a_module_alone_that_computes_nothing(body: str) ->
             output = builder.emit_output(x if body == "parameter" else tvm.relax.op.reshape(x, (3, 2)))
         builder.emit_func_output(output)
     mod = builder.finalize()
-    tvm.ir.assert_structural_equal(rl.Superoptimize(TARGET)(mod), mod)
+    superoptimize = rl.Superoptimize(TARGET)
+    tvm.ir.assert_structural_equal(superoptimize(mod), mod)
+    assert superoptimize.result is None
 
 
 def test_outputs_are_compared_here_whatever_machines_were_measured_on(monkeypatch):

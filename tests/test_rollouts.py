@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from contextlib import closing
@@ -22,9 +23,9 @@ from rlflow_tvm.passes import default_rules
 from rlflow_tvm.rollouts import ConsiderateEnv, RecordingDatabase, description, store_rows, worker_env
 
 
-def considerate(quiet, rows=list) -> ConsiderateEnv:
+def considerate(quiet, rows=list, refresh=lambda: None) -> ConsiderateEnv:
     problem = RewriteProblem(conv_chain(), FakeCostModel(), default_rules(LANES))
-    return ConsiderateEnv(ManyModelsEnv({"m": GraphRewriteEnv(problem=problem, horizon=2)}), quiet, rows)
+    return ConsiderateEnv(ManyModelsEnv({"m": GraphRewriteEnv(problem=problem, horizon=2)}), quiet, rows, refresh)
 
 
 def test_an_episode_makes_way_at_each_step_and_at_its_end(tmp_path):
@@ -55,6 +56,16 @@ def test_an_episode_makes_way_at_each_step_and_at_its_end(tmp_path):
         measure()  # at once
 
 
+def test_an_episode_begins_with_what_others_have_confirmed(tmp_path):
+    told = []
+    with QuietMachine(tmp_path / "lock") as quiet:
+        env = considerate(quiet, refresh=lambda: told.append(quiet.computing))
+        env.reset(seed=0)
+        env.step((env.unwrapped.current.stop, 0))
+        env.reset(seed=1)
+    assert told == [True, True]
+
+
 def test_rows_go_with_the_episode_and_into_another_database_once(tmp_path):
     ours, theirs = Measurement(run_secs=1.0), Measurement(run_secs=2.0, repeats=7, spread=0.1, slowdown=1.0)
     with RecordingDatabase(tmp_path / "there.sqlite") as there, KernelDatabase(tmp_path / "here.sqlite") as here:
@@ -75,7 +86,11 @@ def test_rows_go_with_the_episode_and_into_another_database_once(tmp_path):
         assert here.get("a", "t", "v") == ours
         assert here.get("b", "t", "v") == theirs
         assert len(here) == 2
-        assert here.samples("t", "v") == [("a", {"flops": 3.0}, "", 1.0)]
+        for secs in (3.0, 4.0):
+            told = dataclasses.replace(theirs, run_secs=secs, confirmed=True)
+            store_rows(here, [["a", "t", "v", dataclasses.asdict(told), "0.27"]], "t")
+            assert here.get("a", "t", "v").run_secs == 3.0  # what is confirmed stays
+        assert here.samples("t", "v") == [("a", {"flops": 3.0}, "", 3.0)]
 
 
 def test_rows_are_stored_at_the_speed_that_our_times_are_reckoned_to(tmp_path):
@@ -107,6 +122,9 @@ class Timer:
 
     def __exit__(self, *_) -> None:
         pass
+
+    def refresh(self) -> None:
+        """Nobody else measures."""
 
 
 class Priced(FakeCostModel):

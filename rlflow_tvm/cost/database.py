@@ -76,6 +76,7 @@ class KernelDatabase:
         with self._guarded():
             # isolation_level=None: each statement is its own transaction, so a returned put is a committed one.
             self._connection = sqlite3.connect(self.path, timeout=_BUSY_SECS, isolation_level=None)
+        self._seen = 0
         try:
             with self._guarded():
                 self._open()
@@ -146,6 +147,12 @@ class KernelDatabase:
                 " WHERE m.target = ? AND m.version = ? AND m.run_secs IS NOT NULL AND coalesce(m.slowdown, 1) <= ?",
                 (target_key, version, DISTURBED),
             ).fetchone()[0]
+
+    def changed(self) -> bool:
+        """Whether somebody else has written since this was last asked."""
+        with self._guarded():
+            before, (self._seen,) = self._seen, self._connection.execute("PRAGMA data_version").fetchone()
+        return before != self._seen
 
     def rows(self, columns: Sequence[str]) -> list[tuple]:
         """These columns of every measurement (see `schema`), in the order of the key."""

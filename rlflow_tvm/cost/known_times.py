@@ -69,9 +69,11 @@ class KnownTimes:
         found = {known_as(kernel): (kernel, self.find(kernel, version)) for kernel in kernels}
         return {name: kernel for name, (kernel, known) in found.items() if known is not None and known.single}
 
-    def reread(self, kernels: Iterable[TimedKernel], version: str) -> None:
+    def refresh(self) -> None:
         """Take over what other processes have confirmed since."""
-        for name in self.single(kernels, version):
+        if self.database is None or not self.database.changed():
+            return
+        for name, version in [each for each, known in self._known.items() if known.single]:
             stored = self.stored(name, version)
             if stored is not None and stored.confirmed:
                 self._known[name, version] = stored

@@ -118,7 +118,7 @@ class KernelTimer:
                 continue
             usual_secs = self._usual_secs()
             with self._alone():
-                self._times.reread(kernels, version)  # others may have measured some while this one waited
+                self.refresh()  # others may have measured some while this one waited
                 todo = wanting(kernels, version)
                 if graph is None or self.graph_version == self.version:
                     self._measure(todo, usual_secs, on_progress)
@@ -130,6 +130,10 @@ class KernelTimer:
     def revision(self) -> int:
         """How often a time that was known has given way to a confirmed one."""
         return self._times.revision
+
+    def refresh(self) -> None:
+        """Take over what other processes with the same database have confirmed since."""
+        self._times.refresh()
 
     def _alone(self) -> AbstractContextManager[None]:
         """While no other process measures for the same database on this machine; not to be entered twice."""

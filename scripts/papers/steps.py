@@ -84,8 +84,8 @@ class Budget:
 QUICK = Budget(
     graphs=("zoo:demo", "zoo:squeezenet1.1", "zoo:resnet18", "zoo:bert-base"),
     runs=(
-        Runs(("zoo:demo",), ("greedy", "backtracking", *AGENTS), 300, 2, 7),
-        Runs(("zoo:squeezenet1.1",), ("greedy", "backtracking", "ppo"), 200, 2, 6),
+        Runs(("zoo:demo",), ("greedy", "backtracking", *AGENTS), 200, 2, 7),
+        Runs(("zoo:squeezenet1.1",), ("greedy", "backtracking", "ppo"), 200, 1, 6),
     ),
     horizon=20,
     settings={
@@ -93,11 +93,11 @@ QUICK = Budget(
             "iterations": 2, "controller_updates": 10, "vision_steps": 200, "memory_steps": 300, "members": 1,
         },
     },
-    rewards=Runs(("zoo:demo",), ("ppo", "ppo-for-mixed", "ppo-for-relative"), 300, 2, 3),
+    rewards=Runs(("zoo:demo",), ("ppo", "ppo-for-mixed", "ppo-for-relative"), 200, 2, 3),
     dreaming="zoo:demo",
     temperatures=(0.5, 1.0, 1.5),
     sweeps=2,
-    priced=("zoo:demo", "zoo:squeezenet1.1"),
+    priced=("zoo:demo", "zoo:squeezenet-tiny"),
     rewrites=(0, 10),
     rounds=3,
     train=("zoo:demo",),
@@ -105,7 +105,7 @@ QUICK = Budget(
     train_steps=300,
     act_steps=100,
     general_seeds=2,
-    minutes={"graphs": 2, "temperature": 1, "steps": 1, "cost": 2, "bench": 2, "general": 3},
+    minutes={"graphs": 1, "temperature": 1, "steps": 1, "cost": 3, "bench": 2, "general": 3},
 )  # fmt: skip
 FULL = Budget(
     graphs=(*RLFLOW, *X_RLFLOW),

@@ -76,6 +76,17 @@ def test_stored_beside_the_value(tmp_path):
     assert row[1] == "0.27.0"
 
 
+def test_what_others_write_is_a_change(tmp_path):
+    with KernelDatabase(tmp_path / "k.sqlite") as ours, KernelDatabase(tmp_path / "k.sqlite") as theirs:
+        ours.changed()
+        assert not ours.changed()
+        ours.put("k", "t", "1", GOOD)
+        assert not ours.changed()
+        theirs.put("k", "t", "1", GOOD)
+        assert ours.changed()
+        assert not ours.changed()
+
+
 def test_default_path(monkeypatch, tmp_path):
     monkeypatch.setenv("RLFLOW_TVM_HOME", str(tmp_path))
     assert default_path() == tmp_path / "kernels.sqlite"

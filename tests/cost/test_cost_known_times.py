@@ -45,8 +45,9 @@ def test_speed_of_nothing():
 
 def test_the_second_time_stands(tmp_path):
     kernel = FakeKernel(add(4), "k")
-    with KernelDatabase(tmp_path / "k.sqlite") as database:
-        times, others = KnownTimes("t", database), KnownTimes("t", database)
+    path = tmp_path / "k.sqlite"
+    with KernelDatabase(path) as database, KernelDatabase(path) as another:
+        times, others = KnownTimes("t", database), KnownTimes("t", another)
         assert times.unknown([kernel], "1") == {"k": kernel}
         assert times.learn("k", "1", secs(1.0))
         assert others.find(kernel, "1") == secs(1.0)
@@ -60,8 +61,10 @@ def test_the_second_time_stands(tmp_path):
         assert (times.single([kernel], "1"), times.revision) == ({}, 1)
         assert times.find(kernel, "2") is None
         assert (others[kernel, "1"], others.revision) == (secs(1.0), 0)
-        others.reread([kernel], "1")
+        others.refresh()
         assert (others[kernel, "1"], others.revision) == (secs(2.0, confirmed=True), 1)
+        others.refresh()
+        assert others.revision == 1
         assert KnownTimes("t", database).find(kernel, "1") == secs(2.0, confirmed=True)
 
 
