@@ -132,9 +132,12 @@ def table(model: str, methods: dict[tuple[str, int], list[Row]]) -> list[str]:
 
 
 def last_of(log: list[Row], name: str) -> dict[int, float]:
-    """Iteration -> the last number of that name in it; of environment steps, those that V and M learn from in it."""
+    """Iteration -> the last number of that name in it; of environment steps, those that V and M learn from in it.
+
+    A score that says nothing (of episodes in which there was nothing to tell apart) is None in the log.
+    """
     rows = log if name != "env_steps" else log[::-1]
-    return {row["iteration"]: row[name] for row in rows if name in row}
+    return {row["iteration"]: row[name] for row in rows if row.get(name) is not None}
 
 
 def world_table(found: Found) -> list[str]:
@@ -154,7 +157,7 @@ def world_table(found: Found) -> list[str]:
                 continue
             some = True
             columns = [[last_of(row["log"], name) for row in rows] for name in names]
-            for iteration in sorted(columns[1][0]):
+            for iteration in sorted(columns[0][0]):
                 there = [[each[iteration] for each in column if iteration in each] for column in columns]
                 told = [f"{np.median(values):.4g}" if values else "" for values in there]
                 lines.append(f"| {model} | {steps} | {len(rows)} | {iteration + 1} | {' | '.join(told)} |")
