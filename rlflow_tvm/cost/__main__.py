@@ -59,8 +59,8 @@ def stats(
     for held in holdings:
         last = time.strftime("%Y-%m-%d %H:%M", time.localtime(held.last_at))
         print(
-            f"{held.target}\n  version {held.version}: {held.measured} measured ({held.failed} failed, "
-            f"{held.disturbed} on a disturbed machine), {held.tuned} tuned, last {last}"
+            f"{held.target}\n  version {held.version}: {held.measured} measured ({held.confirmed} twice, {held.failed} "
+            f"failed, {held.disturbed} on a disturbed machine), {held.tuned} tuned, last {last}"
         )
     cli.write_json(json, {"database": str(path), "holdings": [held.__dict__ for held in holdings]})
 

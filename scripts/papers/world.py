@@ -47,8 +47,7 @@ def returns(rows: Sequence[Row], name: str) -> dict[int, list[float]]:
     values: dict[int, list[float]] = {}
     for row in rows:
         for iteration, value in last_of(row["log"], name).items():
-            if value is not None:
-                values.setdefault(iteration, []).append(value)
+            values.setdefault(iteration, []).append(value)
     return values
 
 

@@ -77,6 +77,14 @@ def test_seconds_before_errors_and_later_before_earlier(tmp_path):
         assert merge(later, tmp_path / "ours.sqlite").replaced == 1  # only the seconds for "theirs fails"
 
 
+def test_confirmed_before_single_and_seconds_before_both(tmp_path):
+    early = {"a": secs(1.0, confirmed=True), "b": secs(2.0), "c": BAD, "d": secs(3.0, confirmed=True)}
+    late = {"a": secs(4.0), "b": secs(5.0, confirmed=True), "c": secs(6.0), "d": secs(7.0, confirmed=True)}
+    with KernelDatabase(database(tmp_path / "ours.sqlite", early)) as ours:
+        assert merge(ours, database(tmp_path / "late.sqlite", late)) == Merged(added=0, replaced=3, kept=1)
+        assert [ours.get(key, "t", "1") for key in early] == [early["a"], late["b"], late["c"], late["d"]]
+
+
 def test_a_database_of_an_earlier_schema_is_merged_and_left_as_it_is(tmp_path):
     old = tmp_path / "old.sqlite"
     with sqlite3.connect(old) as raw:
@@ -133,13 +141,13 @@ def test_a_merge_that_fails_half_way_leaves_nothing(tmp_path):
 
 def test_holdings(tmp_path):
     with KernelDatabase(tmp_path / "k.sqlite") as held:
-        for key, measurement in {"a": secs(1.0, slowdown=1.01), "b": secs(1.0, slowdown=1.5), "c": BAD}.items():
+        for key, measurement in {"a": secs(1.0, confirmed=True), "b": secs(1.0, slowdown=1.5), "c": BAD}.items():
             held.put(key, "t", "1", measurement)
         held.put("a", "t", "2", GOOD)
         held.put_tuned("a", "t", "1", TunedRow(None, None, None, 16))
         held.check()
-        by_version = {h.version: (h.measured, h.failed, h.disturbed, h.tuned) for h in held.holdings()}
-    assert by_version == {"1": (3, 1, 1, 1), "2": (1, 0, 0, 0)}
+        by_version = {h.version: (h.measured, h.confirmed, h.failed, h.disturbed, h.tuned) for h in held.holdings()}
+    assert by_version == {"1": (3, 1, 1, 1, 1), "2": (1, 0, 0, 0, 0)}
 
 
 def test_samples_are_the_successes_that_have_features(tmp_path):
@@ -178,7 +186,7 @@ def test_the_command(tmp_path):
     assert (merged.returncode, merged.stdout) == (0, f"{other}: 1 added, 0 replaced, 0 passed over\n")
     shown = command("stats", "--database", ours, "--json", tmp_path / "stats.json")
     assert shown.returncode == 0
-    assert "version 1: 3 measured (1 failed, 0 on a disturbed machine), 0 tuned" in shown.stdout
+    assert "version 1: 3 measured (0 twice, 1 failed, 0 on a disturbed machine), 0 tuned" in shown.stdout
     assert json.loads((tmp_path / "stats.json").read_text())["holdings"][0]["measured"] == 3
     assert command("export", tmp_path / "k.csv", "--database", ours).returncode == 0
     with (tmp_path / "k.csv").open(newline="") as stream:

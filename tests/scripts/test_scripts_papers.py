@@ -147,6 +147,24 @@ def test_steps_of_dreams(tmp_path):
     assert rows["one 10 dreams at once"]["ms"] == "1.000"
 
 
+def test_a_score_that_says_nothing_is_no_number(tmp_path):
+    """R2 of rewards that are all the same; the log has None for it."""
+    rows = [world_row(seed) for seed in (0, 1)]
+    for line in rows[0]["log"]:
+        line.update({"held_out/reward_r2": None} if "held_out/reward_r2" in line else {})
+    write_runs(tmp_path, *rows)
+    page = TABLES["rlflow-figure8"].make([tmp_path])
+    first = next(line for line in page.lines if line.startswith("| zoo:one"))
+    assert [cell.strip() for cell in first.split("|")][5:8] == ["50", "0.5", "0.5"]
+    assert page.draw is not None
+    page.draw(tmp_path / "plot.png")
+    for line in rows[1]["log"]:
+        line.update({"held_out/reward_r2": None} if "held_out/reward_r2" in line else {})
+    write_runs(tmp_path, *rows)
+    first = next(line for line in TABLES["rlflow-figure8"].make([tmp_path]).lines if line.startswith("| zoo:one"))
+    assert [cell.strip() for cell in first.split("|")][5:8] == ["50", "0.5", ""]
+
+
 def empty(folder: Path) -> list[Path]:
     return [folder]
 
