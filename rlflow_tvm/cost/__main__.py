@@ -70,7 +70,7 @@ def merge_into(
     others: Annotated[list[Path], typer.Argument(help="Kernel databases, of this machine or others.")],
     database: DatabaseOption = None,
 ) -> None:
-    """Take what OTHERS hold into a database: seconds rather than errors, later ones rather than earlier."""
+    """Take what OTHERS hold into a database: seconds rather than errors, times measured twice, then later ones."""
     path = default_path() if database is None else database
     for other in others:
         if path.exists() and other.exists() and other.samefile(path):

@@ -169,7 +169,8 @@ class KernelDatabase:
         """What is held, by target and version."""
         with self._guarded():
             rows = self._connection.execute(
-                "SELECT m.target, m.version, count(*), sum(m.confirmed), sum(m.error IS NOT NULL), sum(coalesce(m.slowdown, 1) > ?),"
+                "SELECT m.target, m.version, count(*), sum(m.confirmed), sum(m.error IS NOT NULL),"
+                " sum(coalesce(m.slowdown, 1) > ?),"
                 " (SELECT count(*) FROM tuned_schedule AS t WHERE t.target = m.target AND t.version = m.version),"
                 " min(m.measured_at), max(m.measured_at)"
                 " FROM measurement AS m GROUP BY m.target, m.version ORDER BY max(m.measured_at)",
