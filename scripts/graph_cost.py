@@ -40,7 +40,7 @@ from rlflow_tvm.passes import GraphState, default_rules
 
 BURSTS = 2
 DISTURBED = 1.15  # what end-to-end times are taken for: they are not reckoned to the machine's usual speed
-TRIES = 2  # times the rounds asked for, at most
+TRIES = 3  # times the rounds asked for, at most
 COPIED = 1 << 24  # floats: far more than caches hold
 
 

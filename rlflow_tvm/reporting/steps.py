@@ -42,7 +42,8 @@ class Along:
 
 
 def price_along(start: GraphState, plan: Plan, cost_model: CostModel, progress: Progress | None = None) -> Along:
-    """Replay `plan` from `start` and price every graph on the way; kernels that are not known are measured.
+    """Replay `plan` from `start` and price every graph on the way; kernels that are not known are measured, those of
+    both ends twice.
 
     PlanError as in `GraphState.replay`; errors of `CostModel.cost`.
     """
@@ -55,7 +56,9 @@ def price_along(start: GraphState, plan: Plan, cost_model: CostModel, progress: 
             if progress is not None:
                 progress(number, len(states), f"kernel {done} of {total}")
 
-        costs.append(cost_model.cost(state.graph, measuring, reach=reach, confirmed=True))
+        # what is between tells the way, not what was gained: a second time for each step of a long plan takes minutes
+        ends = number in (0, len(states) - 1)
+        costs.append(cost_model.cost(state.graph, measuring, reach=reach, confirmed=ends))
         if progress is not None:
             progress(number + 1, len(states), "")
     return Along(states, tuple(costs), reach)
