@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import RewriteError
@@ -19,10 +20,12 @@ log = logging.getLogger("rlflow_tvm")
 
 @dataclass
 class FamilySearch:
-    """Greedy search from the start graph and from each graph in which a terminating family of rules is exhausted.
+    """Greedy search from the start graph and from each graph in which a terminating family of rules is exhausted, the
+    cheapest first.
 
     A blocked layout pays once most of a network is in it, and costs until then: no descent gets there. Applying all
-    of the family's rules wherever they apply does, without pricing the graphs on the way.
+    of the family's rules wherever they apply does, without pricing the graphs on the way. All starts are priced before
+    the first descent, which may take all of the budget.
     """
 
     descent: Greedy = field(default_factory=Greedy)
@@ -31,16 +34,20 @@ class FamilySearch:
     def run(self, problem: RewriteProblem, progress: Progress | None = None) -> SearchResult:
         """Search from `problem.start`; deterministic for given costs."""
         best = Incumbent(problem, self.budget, progress)
-        starts = [problem.start, *(exhausted(problem.start, family) for family in TERMINATING_FAMILIES.values())]
-        for start in starts:
-            if best.exhausted or start.graph.is_empty:
+        starts = {problem.start.structural_hash: (problem.start_secs, problem.start)}
+        for family in TERMINATING_FAMILIES.values():
+            start = exhausted(problem.start, family)
+            if best.exhausted or start.graph.is_empty or start.structural_hash in starts:
                 continue
             cost = problem.cost(start, confirmed=True)
             if not math.isfinite(cost.run_secs):
                 log.warning("a family's graph is passed over: %s fails", ", ".join(cost.failed))
                 continue
             best.offer(start, cost.run_secs)
-            self.descent.descend(best, start)
+            starts[start.structural_hash] = cost.run_secs, start
+        for _, start in sorted(starts.values(), key=itemgetter(0)):
+            if not best.exhausted:
+                self.descent.descend(best, start)
         return best.result()
 
 

@@ -197,6 +197,14 @@ def test_family_search_pays_for_the_first_of_two_convolutions():
     assert run("family", conv_chain(), LAYOUT, **cost).run_secs_after == pytest.approx((95 * 2 + 2 + 4 * 2) * 1e-6)
 
 
+def test_family_search_on_the_smallest_budget_has_priced_every_start():
+    costs = {**PLATEAU, "relax.layout_transform": 4.0}
+    problem = problem_of(conv_chain(), LAYOUT, costs=costs, blocked_conv=95.0)
+    exhausted_secs = problem.cost(exhausted(problem.start, TERMINATING_FAMILIES["layout"])).run_secs
+    assert exhausted_secs < problem.start_secs
+    assert FamilySearch(budget=Budget(1)).run(problem).run_secs_after <= exhausted_secs
+
+
 @pytest.mark.parametrize("budget", [1, 10, 100])
 def test_family_search_keeps_to_its_budget(budget):
     result = FamilySearch(budget=Budget(budget)).run(problem_of(conv_net(), costs=PLATEAU, blocked_conv=98.5))
