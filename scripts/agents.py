@@ -5,11 +5,12 @@
     python scripts/paper.py rlflow-table2 runs/a
 
 Each run has a process of its own and leaves OUT/MODEL/METHOD.STEPS.SEED.json; what is there is not run again, and a
-training that was interrupted goes on. All share one kernel database, so that equal kernels cost the same in every run,
-and a model's results are of one machine: kernels measured and seconds are those that a run needed after the ones before
-it. Searches that draw nothing are run once. A run's curve tells the cheapest graph, all of its kernels measured, after
-so many environment steps: moves tried by a search, steps of an agent's training; `metrics` are kernels, FLOPs, bytes
-moved and memory of the first graph and of the cheapest. Trained agents are then asked for
+training that was interrupted goes on. Called twice at once (`taskset -c 0`, `-c 1`), one call leaves to the other what
+that is doing; kernels are measured while neither computes. All share one kernel database, so that equal kernels cost
+the same in every run, and a model's results are of one machine: kernels measured and seconds are those that a run
+needed after the ones before it. Searches that draw nothing are run once. A run's curve tells the cheapest graph, all of
+its kernels measured, after so many environment steps: moves tried by a search, steps of an agent's training; `metrics`
+are kernels, FLOPs, bytes moved and memory of the first graph and of the cheapest. Trained agents are then asked for
 plans (`episodes` of sampled actions). `ppo-after-greedy` trains from greedy's plan, `ppo-for-relative` for another
 reward than the usual one.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import fcntl
 import json
 import multiprocessing
 import signal
@@ -162,9 +164,33 @@ def agent_run(run: Run, folder: Path) -> dict[str, Any]:
 def done(run: Run, out: Path) -> None:
     """Do one run, in a process of its own."""
     path = run.path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
     row = search_run(run) if run.method in SEARCHES else agent_run(run, path.with_suffix(""))
     write_json(path, {**dataclasses.asdict(run), "prices": prices(run.target), **row})
+
+
+@contextmanager
+def claimed(run: Run, out: Path) -> Iterator[bool]:
+    """Whether the run is to be done, here: no other process does it, or has done it; none begins it meanwhile."""
+    path = run.path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield not path.exists()
+
+
+def do(run: Run, out: Path) -> int:
+    """Have the run done by a process of its own; its exit code."""
+    process = multiprocessing.get_context("spawn").Process(target=done, args=(run, out))
+    process.start()
+    try:
+        process.join()
+    finally:
+        process.kill()  # where this one is told to end; what was not finished is gone on with another time
+    return process.exitcode or 0
 
 
 def runs(options: argparse.Namespace) -> Iterator[Run]:
@@ -248,15 +274,14 @@ def main() -> int:
     wanted = [run for run in runs(options) if not run.path(options.out).exists()]
     for number, run in enumerate(wanted, 1):
         print(f"{time.strftime('%H:%M:%S')} {number} of {len(wanted)}: {run.model} {run.method} {run.seed}", flush=True)
-        process = multiprocessing.get_context("spawn").Process(target=done, args=(run, options.out))
-        process.start()
-        try:
-            process.join()
-        finally:
-            process.kill()  # where this one is told to end; what was not finished is gone on with another time
-        if process.exitcode:
+        with claimed(run, options.out) as ours:
+            exitcode = do(run, options.out) if ours else 0
+        if not ours:
+            print("  another process does it", flush=True)
+            continue
+        if exitcode:
             failed += 1
-            print(f"  failed (exit code {process.exitcode}); the others go on", flush=True)
+            print(f"  failed (exit code {exitcode}); the others go on", flush=True)
             continue
         row = json.loads(run.path(options.out).read_text())
         print(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -107,3 +108,17 @@ def test_results_of_other_settings_are_not_taken(tmp_path):
     write_runs(tmp_path, run_row("ppo"))  # as earlier versions wrote them: the usual settings
     with pytest.raises(UsageError, match="other --settings"):
         agents.check_settings(run, tmp_path)
+
+
+def test_a_run_is_done_by_one_process(tmp_path):
+    run = agents.Run("zoo:one", "ppo", 0, 100, 20, 0.3, "llvm")
+    with agents.claimed(run, tmp_path) as ours, agents.claimed(run, tmp_path) as theirs:
+        assert (ours, theirs) == (True, False)
+        with agents.claimed(dataclasses.replace(run, seed=1), tmp_path) as other:
+            assert other
+    with agents.claimed(run, tmp_path) as after_a_failure:
+        assert after_a_failure
+    write_runs(tmp_path, run_row("ppo", model="zoo:one"))
+    assert run.path(tmp_path).exists()
+    with agents.claimed(run, tmp_path) as after_a_result:
+        assert not after_a_result
