@@ -75,7 +75,8 @@ class Budget:
     def told(self) -> str:
         """In words."""
         runs = "; ".join(
-            f"{', '.join(each.models)}: {', '.join(each.methods)}, {each.steps} steps, {each.seeds} seed{'s' * (each.seeds > 1)}"
+            f"{', '.join(each.models)}: {', '.join(each.methods)}, {each.steps} steps, "
+            f"{each.seeds} seed{'s' * (each.seeds > 1)}"
             for each in self.runs
         )
         return f"{runs}; horizon {self.horizon}"
