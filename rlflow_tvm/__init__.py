@@ -3,7 +3,7 @@
     import tvm, rlflow_tvm as rl
 
     mod = rl.from_onnx("model.onnx")
-    mod = rl.Superoptimize(target, search="greedy")(mod)
+    mod = rl.Superoptimize(target)(mod)
     executable = rl.compile(mod, target)
 
 Importing the package registers the build pipeline "rlflow" with Relax; importing `rlflow_tvm.envs` registers the

@@ -46,7 +46,8 @@ RpcOption = Annotated[
     ),
 ]
 SEARCHES = ("greedy", "backtracking", "beam", "random", "random-restarts", "family", "variable-depth")
-"""The keys of `rlflow_tvm.search.SEARCHES`: importing that takes a second, which `--help` does not."""
+DEFAULT_SEARCH = "family"
+"""The keys of `rlflow_tvm.search.SEARCHES`, and its default: importing that takes a second, which `--help` does not."""
 SEARCH_HELP = f"{', '.join(SEARCHES[:-1])} or {SEARCHES[-1]}."
 BudgetOption = Annotated[
     str | None,

@@ -47,7 +47,7 @@ def main(
         list[str] | None,
         typer.Option(
             help=f"{cli.SEARCH_HELP} Several may follow one --search, as behind --plan and --agent.",
-            show_default="greedy, without --plan and --agent",
+            show_default=f"{cli.DEFAULT_SEARCH}, without --plan and --agent",
         ),
     ] = None,
     target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",

@@ -13,7 +13,7 @@ from rlflow_tvm.cost import CostModel
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.passes import GraphState, Plan
 from rlflow_tvm.replay import replay
-from rlflow_tvm.search import Budget, Progress, Search, make_search
+from rlflow_tvm.search import DEFAULT_SEARCH, Budget, Progress, Search, make_search
 from rlflow_tvm.superoptimize import agent_search, optimize
 
 
@@ -36,7 +36,7 @@ def methods(
     plans: Sequence[Path], agents: Sequence[Path], searches: Sequence[str], seed: int = 0, budget: Budget | None = None
 ) -> list[Method]:
     """Plans first (replaying one takes no time, and tells at once that it is for another model), then agents, then
-    searches, which are given by name; greedy search where nothing is given. One alone has the label `searched`.
+    searches, which are given by name; the default search where nothing is given. One alone has the label `searched`.
 
     `seed` and `budget` are those of each search and agent.
 
@@ -44,7 +44,7 @@ def methods(
         UsageError: one is given twice, or no search is called so.
         PlanError, AgentError: a file is unusable.
     """
-    searches = searches or ([] if plans or agents else ["greedy"])
+    searches = searches or ([] if plans or agents else [DEFAULT_SEARCH])
     for option, names in (
         ("--plan", [path.resolve() for path in plans]),
         ("--agent", [path.resolve() for path in agents]),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @cli.reports_errors
 def main(
     model: Annotated[str, typer.Argument(help="An ONNX file, or zoo:NAME for an evaluation model.")],
-    search: Annotated[str, typer.Option(help=cli.SEARCH_HELP)] = "greedy",
+    search: Annotated[str, typer.Option(help=cli.SEARCH_HELP)] = cli.DEFAULT_SEARCH,
     agent: Annotated[Path | None, typer.Option(help="A trained agent's checkpoint, used in place of --search.")] = None,
     plan: Annotated[Path | None, typer.Option(help="Write the plan to this JSON file.")] = None,
     onnx: Annotated[Path | None, typer.Option(help="Write the optimised model to this ONNX file.")] = None,

@@ -18,7 +18,7 @@ from rlflow_tvm.envs import ENVIRONMENTS, RewriteProblem
 from rlflow_tvm.errors import AgentError
 from rlflow_tvm.kernels import as_target, extract_kernels
 from rlflow_tvm.passes import CATALOGUE, RuleSet
-from rlflow_tvm.search import Budget, Progress, Search, SearchResult, check_seed, make_search
+from rlflow_tvm.search import DEFAULT_SEARCH, Budget, Progress, Search, SearchResult, check_seed, make_search
 from rlflow_tvm.verify import check_state
 
 log = logging.getLogger("rlflow_tvm")
@@ -124,7 +124,7 @@ class Superoptimize:
     def __init__(
         self,
         target: Any = None,
-        search: str = "greedy",
+        search: str = DEFAULT_SEARCH,
         agent: str | Path | None = None,
         seed: int = 0,
         predict: float = 0.0,

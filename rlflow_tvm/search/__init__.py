@@ -35,6 +35,8 @@ SEARCHES: dict[str, Callable[[int], _Made]] = {
     "family": lambda _seed: FamilySearch(),
     "variable-depth": lambda _seed: VariableDepth(),
 }
+DEFAULT_SEARCH = "family"
+"""Greedy search where a model has no convolutions; with them greedy search stays in layouts that TVM's pass leaves."""
 
 
 def check_seed(seed: int) -> None:
@@ -53,6 +55,7 @@ def make_search(name: str, seed: int = 0, budget: Budget | None = None) -> Searc
 
 
 __all__ = [
+    "DEFAULT_SEARCH",
     "SEARCHES",
     "Backtracking",
     "Beam",

@@ -16,7 +16,7 @@ from rlflow_tvm.comparison_figures import AGAINST
 from rlflow_tvm.cost import cpu_model
 from rlflow_tvm.kernels import Lowering, default_target, vector_lanes
 from rlflow_tvm.passes import GraphState, RewriteAction, default_rules
-from rlflow_tvm.search import SEARCHES
+from rlflow_tvm.search import DEFAULT_SEARCH, SEARCHES
 
 WAS_THERE = {
     *("model", "target", "rpc_key", "method", "seed", "rounds", "plan_length", "rows", "baseline", "graph_gain"),
@@ -205,7 +205,7 @@ def test_what_cannot_be_exported_is_told_before_the_search(run, tmp_path):
 
 
 def test_names_are_known_without_the_library():
-    assert tuple(SEARCHES) == cli.SEARCHES
+    assert (tuple(SEARCHES), DEFAULT_SEARCH) == (cli.SEARCHES, cli.DEFAULT_SEARCH)
     assert compare.AGAINST == AGAINST == comparison.AGAINST
 
 

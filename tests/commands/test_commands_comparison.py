@@ -207,7 +207,7 @@ def test_one_kind_of_method_twice_is_told_apart(tmp_path, monkeypatch) -> None:
     assert found[0].source == (agents[0], 3, budget)
     assert found[0].described == f"agent {agents[0]}"
     assert [method.label for method in methods([], agents[:1], [])] == ["searched"]
-    assert [method.described for method in methods([], [], [])] == ["search greedy"]
+    assert [method.described for method in methods([], [], [])] == ["search family"]
     with pytest.raises(UsageError, match="is given twice"):
         methods([], [agents[0], tmp_path / "two/../one/a/agent.safetensors"], [])
 
