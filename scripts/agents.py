@@ -11,8 +11,8 @@ the same in every run, and a model's results are of one machine: kernels measure
 needed after the ones before it. Searches that draw nothing are run once. A run's curve tells the cheapest graph, all of
 its kernels measured, after so many environment steps: moves tried by a search, steps of an agent's training; `metrics`
 are kernels, FLOPs, bytes moved and memory of the first graph and of the cheapest. Trained agents are then asked for
-plans (`episodes` of sampled actions). `ppo-after-greedy` trains from greedy's plan, `ppo-for-relative` for another
-reward than the usual one.
+plans (`episodes` of sampled actions). `ppo-after-greedy` and `ppo-after-family` train from such a search's plan,
+`ppo-for-relative` for another reward than the usual one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ AFTER, FOR = "-after-", "-for-"
 METHODS = [
     *SEARCHES,
     *AGENTS,
-    *(f"{agent}{AFTER}greedy" for agent in AGENTS),
+    *(f"{agent}{AFTER}{search}" for agent in AGENTS for search in ("greedy", "family")),
     *(f"ppo{FOR}{reward}" for reward in REWARDS if reward != REWARD),  # dreams pay improvement alone
 ]
 DRAWN = set(METHODS) - {"greedy", "backtracking", "beam", "family", "variable-depth"}
