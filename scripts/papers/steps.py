@@ -85,8 +85,8 @@ class Budget:
 QUICK = Budget(
     graphs=("zoo:demo", "zoo:squeezenet1.1", "zoo:resnet18", "zoo:bert-base"),
     runs=(
-        Runs(("zoo:demo",), ("greedy", "backtracking", *AGENTS), 200, 2, 9),
-        Runs(("zoo:squeezenet1.1",), ("greedy", "backtracking", "ppo"), 100, 1, 4),
+        Runs(("zoo:demo",), ("greedy", "backtracking", *AGENTS), 200, 2, 11),
+        Runs(("zoo:squeezenet1.1",), ("backtracking", "ppo"), 100, 1, 3),
     ),
     horizon=15,
     settings={
@@ -94,7 +94,7 @@ QUICK = Budget(
             "iterations": 2, "controller_updates": 10, "vision_steps": 200, "memory_steps": 300, "members": 1,
         },
     },
-    rewards=Runs(("zoo:demo",), ("ppo", "ppo-for-mixed", "ppo-for-relative"), 200, 1, 2),
+    rewards=Runs(("zoo:demo",), ("ppo", "ppo-for-mixed"), 200, 1, 2),
     dreaming="zoo:demo",
     temperatures=(0.5, 1.0, 1.5),
     sweeps=2,
@@ -103,7 +103,7 @@ QUICK = Budget(
     rounds=3,
     train=("zoo:demo",),
     unseen=("zoo:squeezenet-tiny",),
-    train_steps=200,
+    train_steps=100,
     act_steps=100,
     general_seeds=2,
     minutes={"graphs": 1, "temperature": 1, "steps": 1, "cost": 3, "bench": 2, "general": 3},
