@@ -1,6 +1,6 @@
 """ONNX Runtime's time on our exports against its time on the original files, model by model.
 
-    python scripts/export_time.py --search greedy --budget 30s --out exported.json
+    python scripts/export_time.py --search family --budget 30s --out exported.json
     python scripts/export_time.py --models zoo:resnet18 model.onnx --search none --out exported.json
 
 For each model: the original file; its import, exported as it is; and what the search made of it with the whole
@@ -36,7 +36,7 @@ from rlflow_tvm.cost import Candidate, CostModel, EndToEnd, KernelDatabase, defa
 from rlflow_tvm.errors import RewriteError, RlflowError
 from rlflow_tvm.frontend import random_inputs, save_onnx, to_onnx, zoo
 from rlflow_tvm.kernels import num_cores
-from rlflow_tvm.search import SEARCHES, Budget, make_search
+from rlflow_tvm.search import DEFAULT_SEARCH, SEARCHES, Budget, make_search
 from rlflow_tvm.superoptimize import optimize
 from rlflow_tvm.verify import range_error, run_module
 
@@ -129,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     every = [f"zoo:{name}" for name in zoo.names()]
     parser.add_argument("--models", nargs="+", default=every, help="ONNX files or zoo:NAME (default: all of the zoo)")
-    parser.add_argument("--search", choices=(*SEARCHES, "none"), default="greedy")
+    parser.add_argument("--search", choices=(*SEARCHES, "none"), default=DEFAULT_SEARCH)
     parser.add_argument("--budget", help="of the search, as of rlflow_tvm.optimize")
     parser.add_argument("--rounds", type=int, default=10, help="default: 10")
     parser.add_argument("--out", type=Path, required=True, help="JSON file")

@@ -86,7 +86,7 @@ QUICK = Budget(
     graphs=("zoo:demo", "zoo:squeezenet1.1", "zoo:resnet18", "zoo:bert-base"),
     runs=(
         Runs(("zoo:demo",), ("greedy", "backtracking", *AGENTS), 200, 2, 11),
-        Runs(("zoo:squeezenet1.1",), ("backtracking", "ppo"), 100, 1, 3),
+        Runs(("zoo:squeezenet-tiny",), ("greedy", "backtracking", "ppo"), 100, 1, 3),
     ),
     horizon=15,
     settings={
@@ -103,7 +103,7 @@ QUICK = Budget(
     rounds=3,
     train=("zoo:demo",),
     unseen=("zoo:squeezenet-tiny",),
-    train_steps=100,
+    train_steps=200,
     act_steps=100,
     general_seeds=2,
     minutes={"graphs": 1, "temperature": 1, "steps": 1, "cost": 3, "bench": 2, "general": 3},
