@@ -8,9 +8,11 @@ import json
 from types import SimpleNamespace
 
 import agents
+import agents_plans
 import bench_models
 import onnx
 import pytest
+from agents_report import rows_of
 from fake_cost import FakeCostModel
 from graph_properties import properties, rewrites_away
 from run_rows import run_row, write_runs
@@ -122,3 +124,17 @@ def test_a_run_is_done_by_one_process(tmp_path):
     assert run.path(tmp_path).exists()
     with agents.claimed(run, tmp_path) as after_a_result:
         assert not after_a_result
+
+
+def test_plans_of_median_seeds(tmp_path):
+    plan = {"start_hash": 1, "end_hash": 2, "lanes": 8}
+    gains = enumerate((8.0, 5.0, 9.0, 6.0))
+    runs = [run_row("ppo", seed, best, plan=plan, actions=[f"fold@{seed}#0"]) for seed, best in gains]
+    write_runs(tmp_path, *runs, run_row("greedy", best=4.0, plan=plan), run_row("beam", plan=plan, actions=[]))
+    written = agents_plans.save_plans(rows_of(tmp_path), tmp_path / "plans")
+    # of 10 / 9, 10 / 8, 10 / 6 and 10 / 5 the second; the best method first, none for a search that rewrote nothing
+    assert written == {"zoo:one": [tmp_path / "plans" / "one" / f"{name}.json" for name in ("greedy", "ppo")]}
+    assert Plan.load(written["zoo:one"][1]) == Plan(("fold@0#0",), 1, 2, 8)
+    (run_2,) = write_runs(tmp_path, {**runs[2], "steps": 50}).glob("one/ppo.50.2.json")
+    written = agents_plans.save_plans(rows_of(run_2.parents[1]), tmp_path / "plans")
+    assert [path.name for path in written["zoo:one"]] == ["greedy.json", "ppo.100.json", "ppo.50.json"]
