@@ -15,10 +15,9 @@ import argparse
 import shlex
 import shutil
 import sys
-from collections import Counter
 from pathlib import Path
 
-from agents_report import Found, Row, gain, rows_of
+from agents_results import Found, Row, gain, names_of, rows_of
 
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.passes import Plan
@@ -34,11 +33,8 @@ def save_plans(found: Found, folder: Path) -> dict[str, list[Path]]:
     """Model -> the files of its plans, the best gain first."""
     written: dict[str, list[Path]] = {}
     for model, methods in found.items():
-        times = Counter(method for method, _ in methods)
-        medians = {
-            method if times[method] == 1 else f"{method}.{steps}": median_run(rows)
-            for (method, steps), rows in methods.items()
-        }
+        names = names_of(methods)
+        medians = {names[which]: median_run(rows) for which, rows in methods.items()}
         for name, row in sorted(medians.items(), key=lambda item: -gain(item[1])):
             if not row["actions"]:
                 continue

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from agents_report import rows_of
+from agents_results import rows_of
 from rich.console import Console
 from rich.table import Table
 from tvm import relax

@@ -19,7 +19,8 @@ from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
-from agents_report import pyplot, told
+from agents_plots import pyplot
+from agents_results import told
 from papers.page import markdown
 
 from rlflow_tvm.verify import TOLERANCE

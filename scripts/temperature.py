@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from agents_report import Row
+from agents_results import Row
 from papers.world import temperature_lines
 
 from rlflow_tvm import from_onnx

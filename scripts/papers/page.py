@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents_report import Row, pyplot, read_json
+from agents_plots import pyplot
+from agents_results import Row, read_json
 
 from rlflow_tvm.errors import UsageError
 

@@ -12,19 +12,8 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import numpy as np
-from agents_report import (
-    Found,
-    Row,
-    draw_gains,
-    gain,
-    gain_plot,
-    gains_along,
-    heat_map,
-    interval,
-    rows_of,
-    rule_means,
-    told,
-)
+from agents_plots import draw_gains, gain_plot, heat_map, rule_means
+from agents_results import Found, Row, gain, gains_along, interval, rows_of, told
 
 from papers.page import NOTHING, Page, less, markdown, panels, save, scaled, short
 from rlflow_tvm.errors import UsageError

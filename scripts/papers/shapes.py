@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from agents_report import Row, gain, told
+from agents_results import Row, gain, told
 
 from papers.page import NOTHING, Page, markdown, one, rows_in, short
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from agents_report import Row
+from agents_results import Row
 
 from papers.page import NOTHING, Page, markdown, one, panels, rows_in, save, scaled, short
 

@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from agents_report import Found, Row, last_of, rows_of, told, world_plot, world_table
+from agents_plots import world_plot
+from agents_report import last_of, world_table
+from agents_results import Found, Row, rows_of, told
 
 from papers.page import NOTHING, Page, markdown, one, panels, rows_in, save, short
 from papers.runs import chosen, described

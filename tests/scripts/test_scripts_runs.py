@@ -12,7 +12,7 @@ import agents_plans
 import bench_models
 import onnx
 import pytest
-from agents_report import rows_of
+from agents_results import rows_of
 from fake_cost import FakeCostModel
 from graph_properties import properties, rewrites_away
 from run_rows import run_row, write_runs

@@ -1,0 +1,94 @@
+"""What `scripts/agents.py` left in folders: its runs, and what they gained."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from rlflow_tvm.errors import UsageError
+
+Row = dict[str, Any]
+Found = dict[str, dict[tuple[str, int], list[Row]]]
+RUN = ("model", "method", "steps", "seed", "start_secs", "best_secs", "env_steps", "curve", "wall_secs", "actions")
+"""What each run has told since the first version of `scripts/agents.py`."""
+SCORES = {
+    "nll": "-log p(z'), nats",
+    "reward_r2": "R² of savings",
+    "rule_mask_f1": "F1 of the mask",
+    "rule_change_f1": "F1 of its changes",
+    "locations_exact": "counts exact",
+}
+"""Of a world model on episodes held out."""
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half the width of its 95 % interval (nought for one value)."""
+    if len(values) < 2:
+        return float(np.mean(values)), 0.0
+    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+    return float(np.mean(values)), float(half)
+
+
+def told(values: Sequence[float], digits: int = 3) -> str:
+    mean, half = interval(values)
+    return f"{mean:.{digits}f} ± {half:.{digits}f}" if len(values) > 1 else f"{mean:.{digits}f}"
+
+
+def gain(row: Row) -> float:
+    return float(row["start_secs"] / row["best_secs"])
+
+
+def names_of(methods: Iterable[tuple[str, int]]) -> dict[tuple[str, int], str]:
+    """What (method, steps) are called: with their steps where a method was allowed several numbers of them."""
+    methods = list(methods)
+    times = Counter(method for method, _ in methods)
+    return {(method, steps): method if times[method] == 1 else f"{method}.{steps}" for method, steps in methods}
+
+
+def gains_along(row: Row, steps: np.ndarray) -> np.ndarray:
+    """The best gain after each number of steps."""
+    at, secs = np.array(row["curve"]).T
+    best = np.minimum.accumulate(secs)
+    return row["start_secs"] / best[np.searchsorted(at, steps, side="right") - 1]
+
+
+def steps_to(row: Row, wanted: float) -> float:
+    """Environment steps until a gain was reached; infinite if it never was."""
+    return next((step for step, secs in row["curve"] if row["start_secs"] / secs >= wanted), np.inf)
+
+
+def read_json(path: Path) -> Any:
+    """What a script left in a file; UsageError where there is none, or it is no JSON."""
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror}); run the script that writes it first") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: is no JSON ({error}); remove it, and run the script that writes it again") from None
+
+
+def rows_of(*folders: Path) -> Found:
+    """Model -> (method, steps) -> its runs, of all folders. UsageError where there is none, a file is no run, or a
+    model's runs are of several machines or versions of the kernels."""
+    found: Found = {}
+    for path in [path for folder in folders for path in sorted(folder.glob("*/*.json"))]:
+        row = read_json(path)
+        missing = [name for name in RUN if not isinstance(row, dict) or name not in row]
+        if missing:
+            raise UsageError(f"{path}: is no result of scripts/agents.py ({missing[0]} is missing); move it away")
+        runs = found.setdefault(row["model"], {}).setdefault((row["method"], row["steps"]), [])
+        if all(row["seed"] != known["seed"] for known in runs):  # the same one in two folders counts once
+            runs.append(row)
+    if not found:
+        raise UsageError(f"{' '.join(map(str, folders))}: no results here; run scripts/agents.py first")
+    for model, methods in found.items():
+        prices = sorted({row.get("prices", "an unknown machine") for rows in methods.values() for row in rows})
+        if len(prices) > 1:
+            raise UsageError(f"{model}: results of {' and '.join(prices)} cannot be held against each other")
+    return found
