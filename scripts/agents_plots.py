@@ -28,13 +28,14 @@ def pyplot() -> Any:
 def gain_plot(found: Found, path: Path) -> None:
     """Gains of all methods in the end, with their intervals; a panel for each model."""
     plt = pyplot()
-    names = sorted({f"{method} {steps}" for methods in found.values() for method, steps in methods}, reverse=True)
+    called = names_of({each for methods in found.values() for each in methods})
+    names = sorted(called.values(), reverse=True)
     figure, panels = plt.subplots(
         1, len(found), figsize=(1.5 + 2.2 * len(found), 1.2 + 0.28 * len(names)), sharey=True, squeeze=False
     )
     for axes, (model, methods) in zip(panels[0], found.items(), strict=True):
         for (method, steps), rows in methods.items():
-            gains, at = [gain(row) for row in rows], names.index(f"{method} {steps}")
+            gains, at = [gain(row) for row in rows], names.index(called[method, steps])
             mean, half = interval(gains)
             axes.scatter(gains, [at] * len(gains), s=8, color="0.7")
             axes.errorbar(mean, at, xerr=half, fmt="o", color="C0" if method in SEARCHES else "C3", capsize=3)
@@ -88,9 +89,11 @@ def rule_means(found: Found) -> tuple[list[str], list[str], np.ndarray]:
     """How often the rules met most stand in the best plans: rules, columns (model and method), and means over the
     seeds; rules in alphabetical order."""
     columns = {
-        f"{model_name(model)} {method}": [Counter(action.split("@")[0] for action in row["actions"]) for row in rows]
+        f"{model_name(model)} {names_of(methods)[which]}": [
+            Counter(action.split("@")[0] for action in row["actions"]) for row in rows
+        ]
         for model, methods in found.items()
-        for (method, _), rows in sorted(methods.items())
+        for which, rows in sorted(methods.items())
     }
     rules = sorted({rule for counts in columns.values() for each in counts for rule in each})
     means = np.array([[np.mean([each[rule] for each in counts]) for counts in columns.values()] for rule in rules])

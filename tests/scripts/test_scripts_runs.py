@@ -12,6 +12,7 @@ import agents_plans
 import bench_models
 import onnx
 import pytest
+from agents_plots import rule_means
 from agents_results import rows_of
 from fake_cost import FakeCostModel
 from graph_properties import properties, rewrites_away
@@ -138,3 +139,17 @@ def test_plans_of_median_seeds(tmp_path):
     (run_2,) = write_runs(tmp_path, {**runs[2], "steps": 50}).glob("one/ppo.50.2.json")
     written = agents_plans.save_plans(rows_of(run_2.parents[1]), tmp_path / "plans")
     assert [path.name for path in written["zoo:one"]] == ["greedy.json", "ppo.100.json", "ppo.50.json"]
+
+
+def test_plans_of_runs_that_told_none(tmp_path):
+    found = rows_of(write_runs(tmp_path, run_row("ppo", 3)))
+    with pytest.raises(UsageError, match=r"zoo:one ppo 3: an earlier version .* run it again"):
+        agents_plans.save_plans(found, tmp_path / "plans")
+    assert not (tmp_path / "plans").exists()
+
+
+def test_rules_of_a_method_with_several_numbers_of_steps(tmp_path):
+    few, many = run_row(actions=["fold@1#0"]), run_row(steps=200, actions=["move@1#0"])
+    rules, columns, means = rule_means(rows_of(write_runs(tmp_path, few, many)))
+    assert (rules, columns) == (["fold", "move"], ["one greedy.100", "one greedy.200"])
+    assert means.tolist() == [[1.0, 0.0], [0.0, 1.0]]
