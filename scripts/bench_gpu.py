@@ -1,8 +1,10 @@
 """Models and their kernels on this machine's NVIDIA GPU: times, ratios, and share of what the GPU can do at best.
 
 For each model a line with the time of one run by this package's pipeline, TVM's default CUDA pipeline over it and
-torch.compile over it (above 1: ours is faster; `-` where torch or its ONNX reader is not there), all on the same
-inputs in interleaved rounds, and the difference of our outputs from ONNX Runtime's as a share of their range. With
+torch.compile over it (above 1: ours is faster; only for models that are built from torch modules, where torch sees the
+GPU; `torch_graphs` is its mode "reduce-overhead", which replays CUDA graphs), all on the same inputs in interleaved
+rounds, the seconds that compiling took, and the difference of our outputs from ONNX Runtime's as a share of their
+range. With
 --kernels a line for each kernel: its time with its operands where the last run left them, and its share of peak: the
 time that its operations (or its bytes, where those take longer) need at the best rate measured here, over its time.
 """
@@ -18,17 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import tvm
 from rich.console import Console
 from rich.table import Table
 from tvm import relax, te
 
 from rlflow_tvm import from_onnx
-from rlflow_tvm.cli import model_path, write_json
+from rlflow_tvm.cli import ZOO_PREFIX, model_path, write_json
 from rlflow_tvm.cost import kernel_bytes, kernel_flops
 from rlflow_tvm.errors import CostError, RlflowError
-from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs
+from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, zoo
 from rlflow_tvm.kernels import RULE_ATTR, as_target, extract_kernels, pipeline, schedule_kernel
 from rlflow_tvm.kernels.precision import to_half
 from rlflow_tvm.verify import flatten, range_error
@@ -67,8 +68,8 @@ def run(arguments: argparse.Namespace, target: tvm.target.Target) -> None:
         f"{tvm.cuda().device_name}, {target.attrs['arch']}; best rates measured: {flops / 1e12:.1f} TFLOP/s "
         f"({arguments.dtype} product of side {_SIDE}), {byte_rate / 1e9:.0f} GB/s"
     )
-    if torch_with_reader() is None:
-        console.print("torch.compile is left out: it needs torch with CUDA and the package onnx2torch")
+    if torch_with_cuda() is None:
+        console.print("torch.compile is left out: it needs torch with CUDA")
     rows = []
     for model in arguments.models:
         rows.append({"model": model, **bench_model(model, target, arguments.dtype, arguments.rounds)})
@@ -88,15 +89,21 @@ def bench_model(model: str, target: tvm.target.Target, dtype: str, rounds: int) 
     arrays = random_inputs(original, 0)
     inputs = [tvm.runtime.tensor(array, device) for array in arrays.values()]
     calls: dict[str, Call] = {}
+    compile_secs: dict[str, float] = {}
     outputs: list[np.ndarray] = []
     for name, passes in (("ours", pipeline(target)), ("tvm_default", relax.get_default_pipeline(target))):
+        started = time.perf_counter()
         main = relax.VirtualMachine(tvm.compile(mod, target, relax_pipeline=passes), device)["main"]
+        compile_secs[name] = time.perf_counter() - started
         calls[name] = lambda main=main: main(*inputs)
         if name == "ours":
             outputs = [tensor.numpy() for tensor in flatten(main(*inputs))]
-    torch_call = compiled_by_torch(path, list(arrays.values()), dtype)
-    if torch_call is not None:
-        calls["torch_compile"] = torch_call
+    for name, mode in (("torch_compile", None), ("torch_graphs", "reduce-overhead")):
+        started = time.perf_counter()
+        torch_call = compiled_by_torch(model, list(arrays.values()), dtype, mode)
+        if torch_call is not None:
+            calls[name] = torch_call
+            compile_secs[name] = time.perf_counter() - started
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
@@ -106,6 +113,7 @@ def bench_model(model: str, target: tvm.target.Target, dtype: str, rounds: int) 
         if name != "ours":
             pairs = zip(times[name], times["ours"], strict=True)
             result[f"{name}_over_ours"] = float(np.median([theirs / ours for theirs, ours in pairs]))
+    result |= {f"{name}_compile_secs": secs for name, secs in compile_secs.items()}
     result["error"] = range_error(outputs, onnxruntime_outputs(path, arrays))
     return result
 
@@ -179,22 +187,23 @@ def synchronise() -> None:
         torch.cuda.synchronize()
 
 
-def compiled_by_torch(path: Path, arrays: list[np.ndarray], dtype: str) -> Call | None:
-    """The model through onnx2torch and torch.compile, or None where they are not there."""
-    torch = torch_with_reader()
-    if torch is None:
+def compiled_by_torch(model: str, arrays: list[np.ndarray], dtype: str, mode: str | None) -> Call | None:
+    """The torch module that a model of the zoo is exported from, compiled and run once, or None where there is none."""
+    torch = torch_with_cuda()
+    if torch is None or model.removeprefix(ZOO_PREFIX) not in zoo.TORCH_MODELS:
         return None
-    module = importlib.import_module("onnx2torch").convert(onnx.load(path)).eval().cuda()
+    module, _ = zoo.torch_module(model.removeprefix(ZOO_PREFIX))
     kind = getattr(torch, dtype)
-    module = module.to(kind)
+    module = module.eval().to("cuda", kind)
     tensors = [torch.from_numpy(array).cuda() for array in arrays]
     tensors = [tensor.to(kind) if tensor.is_floating_point() else tensor for tensor in tensors]
-    compiled = torch.compile(module)
+    compiled = torch.compile(module, mode=mode)
 
     def call() -> Any:
         with torch.no_grad():
             return compiled(*tensors)
 
+    call()
     return call
 
 
@@ -205,15 +214,6 @@ def torch_with_cuda() -> Any | None:
     except ImportError:
         return None
     return torch if torch.cuda.is_available() else None
-
-
-def torch_with_reader() -> Any | None:
-    """torch, if it sees a GPU and can read ONNX files."""
-    try:
-        importlib.import_module("onnx2torch")
-    except ImportError:
-        return None
-    return torch_with_cuda()
 
 
 def show(console: Console, model: str, rows: list[dict[str, Any]]) -> None:

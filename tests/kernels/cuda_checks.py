@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
 
+from rlflow_tvm.cost.metrics import kernel_buffers, tensor_bytes
 from rlflow_tvm.frontend import from_onnx, zoo
 from rlflow_tvm.kernels import RULE_ATTR, Lowering, as_target, default_target, schedule_kernel
 from rlflow_tvm.kernels.cuda.tensor_core import TensorCore
@@ -29,6 +30,8 @@ HOST = default_target()
 MOST_THREADS = 1024
 STATIC_SHARED_BYTES = 48 * 1024
 DYNAMIC_SHARED_BYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024}
+
+_USES_DYNAMIC = "tirx.use_dyn_shared_memory"
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 
@@ -52,12 +55,39 @@ def serialised(func: tirx.PrimFunc) -> tirx.PrimFunc:
     Each thread makes all of its block's copies to shared memory anew, so that the program computes what the threads
     compute together, as long as the schedule's data flow is right.
     """
+    return _serial(_scheduled(func))
+
+
+def times_written(func: tirx.PrimFunc) -> np.ndarray:
+    """How often all threads together write each element of the output of a product scheduled for the GPU.
+
+    `serialised` does not see what is written twice, if the right value happens to be the last.
+    """
+
+    def count(store: tirx.BufferStore) -> tvm.ir.Stmt:
+        if not any(map(store.buffer.same_as, func.params)):
+            return store  # for nothing, but TVM wants every buffer used
+        written = store.buffer[tuple(store.indices)]
+        return tirx.BufferStore(store.buffer, written + tirx.const(1, written.ty.dtype), store.indices)
+
+    counting = tvm_ffi.structural_map(_scheduled(func), (tirx.BufferStore, count))
+    executable = tvm.compile(tvm.IRModule({"main": _serial(counting).with_attr("global_symbol", "main")}), HOST)
+    arrays = [tvm.runtime.tensor(np.zeros(*buffer)) for buffer in kernel_buffers(func)]
+    executable.jit()["main"](*arrays)
+    return arrays[-1].numpy()
+
+
+def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """As `schedule_kernel` does it for the GPU, without intrinsics."""
     scheduled = schedule_kernel(func, TARGET)
     if scheduled.attrs[RULE_ATTR] == "tensor_core":
         plain = TensorCore(tensorize=False).apply(func, TARGET, False)
         assert isinstance(plain, s_tir.Schedule)
         scheduled = plain.mod["main"]
+    return scheduled
 
+
+def _serial(scheduled: tirx.PrimFunc) -> tirx.PrimFunc:
     def serial(loop: tirx.For) -> tirx.For:
         return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
 
@@ -90,6 +120,31 @@ def threads(func: tirx.PrimFunc) -> int:
     for tag, extent in extents.items():
         product *= extent if tag.startswith("threadIdx") else 1
     return product
+
+
+def starts(func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+    """Whether a launch of a scheduled kernel gets the shared memory that it needs.
+
+    CUDA gives 48 KB to a block, and more only if asked; TVM asks for as much as the dynamic part has, where that alone
+    is 48 KB or more.
+    """
+    bound = tirx.transform.BindTarget(target)(tvm.IRModule({"kernel": func.with_attr("global_symbol", "kernel")}))
+    lowered = s_tir.pipeline.default_s_tir_pipeline()[0](bound)
+    static, dynamic = 0, 0
+
+    def note_call(call: tvm.ir.Call) -> None:
+        nonlocal dynamic
+        if getattr(call.op, "name", "") == "tirx.call_ffi_kernel" and _USES_DYNAMIC in call.attrs.launch_params:
+            dynamic = int(call.args[-1])
+
+    def note_buffer(made: tirx.AllocBuffer) -> None:
+        nonlocal static
+        if made.buffer.scope() == "shared":
+            static += tensor_bytes([int(extent) for extent in made.buffer.shape], str(made.buffer.dtype))
+
+    for each in lowered.functions.values():
+        tvm_ffi.structural_walk(each.body, [(tvm.ir.Call, note_call), (tirx.AllocBuffer, note_buffer)])
+    return dynamic >= STATIC_SHARED_BYTES or static + dynamic <= STATIC_SHARED_BYTES
 
 
 def cuda_source(funcs: Sequence[tirx.PrimFunc], target: tvm.target.Target) -> str:

@@ -20,8 +20,10 @@ from cuda_checks import (
     needs_nvcc,
     run_on_host,
     serialised,
+    starts,
     static_shared_bytes,
     threads,
+    times_written,
     unscheduled,
 )
 from kernel_checks import graph, random_arrays
@@ -31,7 +33,9 @@ from rlflow_tvm.cost import KernelTimer, measure_roofline
 from rlflow_tvm.errors import CostError, KernelError, UsageError
 from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, zoo
 from rlflow_tvm.kernels import RULE_ATTR, Lowering, as_target, extract_kernels, pipeline, schedule_kernel, vector_lanes
+from rlflow_tvm.kernels.cuda import tensor_core
 from rlflow_tvm.kernels.cuda.layout import channels_last
+from rlflow_tvm.kernels.cuda.products import Tile
 from rlflow_tvm.kernels.precision import to_half
 from rlflow_tvm.passes import GraphState, default_rules
 from rlflow_tvm.verify import range_error
@@ -81,6 +85,16 @@ def test_what_is_computed(name: str) -> None:
         assert range_error(run_on_host(mod, list(inputs.values()), how), expected) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", [*TINY, "light_shufflenet"])
+def test_products_write_each_result_once(name: str, dtype: str) -> None:
+    kernels = [kernel.func for kernel in extract_kernels(model(name, dtype), TARGET)]
+    products = [f for f in kernels if str(schedule_kernel(f, TARGET).attrs[RULE_ATTR]) in ("matmul", "tensor_core")]
+    assert products
+    for func in products:
+        assert (times_written(func) == 1).all(), func.script()
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision(dtype: str) -> None:
     shapes = [(40, 96), (96, 50), (50,)]
@@ -96,6 +110,17 @@ def test_half_precision(dtype: str) -> None:
     expected = np.exp(logits - logits.max(-1, keepdims=True))
     expected /= expected.sum(-1, keepdims=True)
     assert range_error(run_on_host(mod, arrays, serialised), [expected]) < HALF_TOLERANCE[dtype] * 10
+
+
+@pytest.mark.parametrize("depth", [32, 256])
+@pytest.mark.parametrize("tile", tensor_core.WARPS, ids=lambda tile: f"{tile.rows}x{tile.columns}")
+def test_every_tile_starts(tile: Tile, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_core, "choose_tile", lambda *_: tile)
+    mod = to_half(graph(op.matmul, [(300, depth), (depth, 300)]), "float16")
+    for target in TARGETS.values():
+        scheduled = [schedule_kernel(kernel.func, target) for kernel in extract_kernels(mod, target)]
+        (product,) = (func for func in scheduled if func.attrs[RULE_ATTR] == "tensor_core")
+        assert starts(product, target)
 
 
 def test_half_precision_has_a_name() -> None:

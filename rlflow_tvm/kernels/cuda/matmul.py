@@ -8,7 +8,7 @@ from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.schedule import LoopRV
 from tvm.target import Target
 
-from .products import Tile, choose_tile, find_product
+from .products import Tile, choose_tile, find_product, keep_within
 
 _UNROLL = "pragma_auto_unroll_max_step"
 _EXPLICIT = "pragma_unroll_explicit"
@@ -46,7 +46,7 @@ class Matmul(GPUScheduleRule):
             return None
         tile = choose_tile(found[1], tuple(CONFIGS), target)
         sch = _Tiled(CONFIGS[tile]).apply(func.with_attr("dlight.do_not_tensorize", True), target, tunable)
-        return None if sch is None else leave_unrolling_to_nvcc(sch)
+        return None if sch is None else s_tir.Schedule(keep_within(leave_unrolling_to_nvcc(sch).mod["main"], found[1]))
 
 
 class _Tiled(gpu.Matmul):

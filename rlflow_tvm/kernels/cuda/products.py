@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.gpu.matmul import IterKind, detect_iter_traits, get_reduction_blocks
 from tvm.s_tir.schedule import SBlockRV
@@ -66,6 +67,27 @@ def find_product(sch: s_tir.Schedule) -> tuple[SBlockRV, Product] | None:
         result=str(stmt.writes[0].source.dtype),
     )
     return reducing[0], product
+
+
+def keep_within(func: tirx.PrimFunc, product: Product) -> tirx.PrimFunc:
+    """`func`, a scheduled product, writing no result beyond the product's rows and columns.
+
+    Tiles are padded. Where axes of the result are joined as it is written (the groups of a convolution with their
+    channels), TVM's `reverse_compute_inline` asks only that the joined index be inside the output, and columns of
+    padding are written over the first ones of the next group: by another thread block than that group's, before or
+    after it.
+    """
+
+    def guarded(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+        stmt = realize.block.body
+        if not isinstance(stmt, tirx.BufferStore) or not any(map(stmt.buffer.same_as, func.params)):
+            return realize
+        within = realize.predicate
+        for value, size in zip(realize.iter_values[-2:], (product.rows, product.columns), strict=True):
+            within = tirx.And(within, value < size)
+        return s_tir.SBlockRealize(realize.iter_values, within, realize.block)
+
+    return tvm_ffi.structural_map(func, (s_tir.SBlockRealize, guarded))
 
 
 def choose_tile(product: Product, tiles: tuple[Tile, ...], target: Target) -> Tile:

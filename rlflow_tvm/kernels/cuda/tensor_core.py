@@ -16,7 +16,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from ..target import STATIC_SHARED_BYTES
-from .products import Product, Tile, choose_tile, find_product
+from .products import Product, Tile, choose_tile, find_product, keep_within
 from .wmma import DTYPES, DYNAMIC, FRAGMENT, STATIC, intrinsics
 
 _WARP = 32
@@ -25,6 +25,8 @@ _SMALLEST = 16  # of rows and columns; of less, most of a fragment would be padd
 _SHALLOWEST = 32
 _DEEP = 64  # from here on a step of the reduction is four fragments deep, else two
 _ROW_GAP = 4  # elements between rows of results, so that rows begin in different banks
+_FACTOR_GAP = 8  # likewise of factors
+_STAGES = 2  # of the pipeline: factors are fetched into one while those in the other are multiplied
 _FIRST_ARCH = 80  # bfloat16 fragments, and shared memory for the largest tile
 
 
@@ -42,8 +44,22 @@ class Warps:
         TVM lets buffers in dynamic shared memory share their place, and in some kernels then finds float32 results
         where its intrinsics expect factors.
         """
-        bytes_needed = 4 * self.rows * _EACH * FRAGMENT * (self.columns * _EACH * FRAGMENT + _ROW_GAP)
-        return STATIC if bytes_needed <= STATIC_SHARED_BYTES else DYNAMIC
+        return STATIC if self._result_bytes <= STATIC_SHARED_BYTES else DYNAMIC
+
+    def steps(self, depth: int) -> int:
+        """Fragments along the reduction that are in shared memory at a time: more for a deep one, if it can start."""
+        return next(filter(self._starts, (4, 2) if depth >= _DEEP else (2, 4)))
+
+    @property
+    def _result_bytes(self) -> int:
+        return 4 * self.rows * _EACH * FRAGMENT * (self.columns * _EACH * FRAGMENT + _ROW_GAP)
+
+    def _starts(self, steps: int) -> bool:
+        """Whether a launch succeeds: TVM asks CUDA for more than the usual 48 KB of shared memory only where the
+        dynamic part alone needs more."""
+        factors = _STAGES * 2 * (self.rows + self.columns) * _EACH * FRAGMENT * (steps * FRAGMENT + _FACTOR_GAP)
+        static, dynamic = (self._result_bytes, factors) if self.result_scope == STATIC else (0, self._result_bytes)
+        return dynamic >= STATIC_SHARED_BYTES or static + dynamic <= STATIC_SHARED_BYTES
 
 
 _EACH = 2
@@ -70,10 +86,10 @@ class TensorCore(GPUScheduleRule):
             return None
         block, product = found
         self._schedule(sch, block, product, WARPS[choose_tile(product, tuple(WARPS), target)])
-        return sch
+        return s_tir.Schedule(keep_within(sch.mod["main"], product))
 
     def _schedule(self, sch: s_tir.Schedule, block: SBlockRV, product: Product, warps: Warps) -> None:
-        steps = 4 if product.depth >= _DEEP else 2
+        steps = warps.steps(product.depth)
         _as_product(sch, block)
         sizes = [1, warps.rows * _EACH * FRAGMENT, warps.columns * _EACH * FRAGMENT, steps * FRAGMENT]
         sch.pad_einsum(block, sizes)
@@ -143,7 +159,7 @@ def _fetch(sch: s_tir.Schedule, block: SBlockRV, index: int, at: LoopRV, warps: 
     sch.bind(thread, "threadIdx.x")
     sch.bind(warp, "threadIdx.y")
     sch.vectorize(vector)
-    sch.storage_align(shared, 0, axis=-2, factor=16, offset=8)
+    sch.storage_align(shared, 0, axis=-2, factor=FRAGMENT, offset=_FACTOR_GAP)
     sch.annotate(shared, "tirx.manifest_shared_memory_local_stage", 1)
     sch.annotate(shared, "double_buffer_scope", 0)
     return shared
