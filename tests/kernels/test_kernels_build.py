@@ -173,3 +173,21 @@ def test_vectors_on_the_stack_are_aligned(parallel: bool) -> None:
     x, y = np.random.default_rng(0).random((64, 64), dtype="float32"), tvm.runtime.empty((64, 64))
     executable.jit()["kernel"](tvm.runtime.tensor(x), y)
     np.testing.assert_array_equal(y.numpy(), x.T + 1.0)
+
+
+@pytest.mark.parametrize(("floats", "alignment"), [(7, 64), (53, 512), (300, 4096)])
+def test_floats_on_the_stack_do_not_reach_a_pages_end(floats: int, alignment: int) -> None:
+    """What begins with a multiple of `alignment` has them beside it, and they are less than half of that."""
+    a = te.placeholder((64, floats), name="a")
+    row = te.compute((64, floats), lambda i, j: a[i, j] * 2.0, name="row")
+    mirrored = te.compute((64, floats), lambda i, j: row[i, floats - 1 - j] + 1.0, name="mirrored")
+    schedule = s_tir.Schedule(te.create_prim_func([a, mirrored]))
+    loop, _ = schedule.get_loops(schedule.get_sblock("mirrored"))
+    schedule.parallel(loop)
+    schedule.compute_at(schedule.get_sblock("row"), loop)
+    func = schedule.mod["main"].with_attr("global_symbol", "kernel")
+    executable = tvm.compile(tvm.IRModule({"kernel": func}), target=TARGET, tir_pipeline=tir_pipeline(TARGET))
+    assert f"alloca <{alignment // 4} x float>, align {alignment}" in executable.mod.inspect_source("ll")
+    x, y = np.random.default_rng(0).random((64, floats), dtype="float32"), tvm.runtime.empty((64, floats))
+    executable.jit()["kernel"](tvm.runtime.tensor(x), y)
+    np.testing.assert_allclose(y.numpy(), x[:, ::-1] * 2.0 + 1.0)

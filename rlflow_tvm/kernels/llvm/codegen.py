@@ -15,39 +15,55 @@ from tvm.tirx.compilation_pipeline import get_tir_pipeline, register_tir_pipelin
 
 TIR_PIPELINE = "rlflow_llvm"
 _STACK_BYTES = 2048  # the sums of a register tile; larger buffers want the alignment that only the pool gives
-_LINE = "float32x16"  # of 64 bytes: the largest vector there is
+_LINE_BYTES, _PAGE_BYTES = 64, 4096
 _LEAVE_ATTR = "disable_lower_builtin"  # TVM's: an allocation that has it becomes the code generator's own, on the stack
 
 
 @tirx.transform.prim_func_pass(opt_level=0, name="rlflow.StackBuffers")
 def stack_buffers(func: tirx.PrimFunc, _module: tvm.IRModule, _context: tvm.transform.PassContext) -> tirx.PrimFunc:
-    """`func` (lowered, for the host) with its buffers of up to two kilobytes on the stack, vectors aligned there."""
+    """`func` (lowered, for the host) with its buffers of up to two kilobytes on the stack, aligned there."""
 
     def moved(alloc: tirx.AllocBuffer) -> tirx.AllocBuffer:
-        buffer = alloc.buffer
-        if not all(isinstance(extent, tirx.IntImm) for extent in buffer.shape):
+        if _bytes_on_stack(alloc) == 0:
             return alloc
-        size = math.prod(int(extent) for extent in buffer.shape) * tvm.DataType(str(buffer.dtype)).itemsize
-        if size > _STACK_BYTES:
-            return alloc
-        return tirx.AllocBuffer(buffer, {**dict(alloc.annotations), _LEAVE_ATTR: tirx.IntImm("bool", 1)})
+        return tirx.AllocBuffer(alloc.buffer, {**dict(alloc.annotations), _LEAVE_ATTR: tirx.IntImm("bool", 1)})
 
-    return func.with_body(tvm_ffi.structural_map(func.body, [(tirx.AllocBuffer, moved), (tirx.For, _on_lines)]))
+    return func.with_body(tvm_ffi.structural_map(func.body, [(tirx.AllocBuffer, moved), (tirx.For, _aligned)]))
 
 
-def _on_lines(loop: tirx.For) -> tirx.For:
-    """A parallel loop with a cache line on its stack.
+def _bytes_on_stack(alloc: tirx.AllocBuffer) -> int:
+    """0 for a buffer that does not go there."""
+    if not all(isinstance(extent, tirx.IntImm) for extent in alloc.buffer.shape):
+        return 0
+    size = math.prod(int(extent) for extent in alloc.buffer.shape) * tvm.DataType(str(alloc.buffer.dtype)).itemsize
+    return size if size <= _STACK_BYTES else 0
 
-    LLVM keeps vectors that find no register on a stack that is aligned to sixteen bytes, across two lines or two pages,
-    as it happens: one such vector in the inner loop can treble a kernel's time in one thread and cost nothing in
-    another. Where something on the stack has to begin with a line, LLVM aligns the others too. Nothing but a prefetch
-    uses it, as what is not used at all is dropped.
+
+def _aligned(loop: tirx.For) -> tirx.For:
+    """A parallel loop of which nothing on the stack lies across the end of a page, and no vector across two lines.
+
+    LLVM aligns to sixteen bytes what has no alignment of its own, buffers of floats and vectors that find no register:
+    where these lie in a page is the stack's chance, another one in each thread and each process. Where the end of one
+    is in an inner loop's way, the kernel takes two to three times as long (a max pool with rows of 208 bytes at 3 of
+    the 64 lines that its stack may begin with). Where something on the stack has to begin with a line, LLVM aligns the
+    vectors too; where it has to begin with twice the floats' bytes, these cannot reach a page's end. Nothing but a
+    prefetch uses it, as what is not used at all is dropped.
     """
     if loop.kind != tirx.ForKind.PARALLEL:
         return loop
-    line = tirx.decl_buffer((1,), _LINE, name="line")
-    use = tirx.call_intrin("void", "tirx.prefetch", tirx.address_of(line[0]), 0, 3, 1)
-    body = tirx.SeqStmt([tirx.AllocBuffer(line, {_LEAVE_ATTR: tirx.IntImm("bool", 1)}), tirx.Evaluate(use), loop.body])
+    floats = 0
+
+    def note(alloc: tirx.AllocBuffer) -> None:
+        nonlocal floats
+        floats += _bytes_on_stack(alloc) if tvm.DataType(str(alloc.buffer.dtype)).lanes == 1 else 0
+
+    tvm_ffi.structural_walk(loop.body, (tirx.AllocBuffer, note))
+    alignment = min(max(1 << (2 * floats - 1).bit_length(), _LINE_BYTES), _PAGE_BYTES)
+    anchor = tirx.decl_buffer((1,), f"float32x{alignment // 4}", name="anchor")
+    use = tirx.call_intrin("void", "tirx.prefetch", tirx.address_of(anchor[0]), 0, 3, 1)
+    body = tirx.SeqStmt(
+        [tirx.AllocBuffer(anchor, {_LEAVE_ATTR: tirx.IntImm("bool", 1)}), tirx.Evaluate(use), loop.body]
+    )
     return tirx.For(
         loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations, loop.step
     )
