@@ -22,6 +22,11 @@ def kernel_bytes(func: tirx.PrimFunc) -> int:
     return sum(tensor_bytes(shape, dtype) for shape, dtype in kernel_buffers(func))
 
 
+def cold_bytes(func: tirx.PrimFunc, cold: str) -> int:
+    """Bytes of the parameters for which `cold`, as in `Kernel`, says that they are not in the private caches."""
+    return sum(tensor_bytes(*buffer) for buffer, digit in zip(kernel_buffers(func), cold, strict=False) if digit != "0")
+
+
 def kernel_buffers(func: tirx.PrimFunc) -> list[tuple[tuple[int, ...], str]]:
     """Shape and dtype of each parameter; CostError for a parameter that is no tensor or of no fixed shape."""
     found = []

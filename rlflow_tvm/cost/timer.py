@@ -20,6 +20,7 @@ from rlflow_tvm.cost.kernel_worker import Answer, LocalWorkers, Request, Workers
 from rlflow_tvm.cost.known_times import KnownTimes, MeasurableKernel, TimedKernel, known_as
 from rlflow_tvm.cost.machine import check_device, check_remote, target_key
 from rlflow_tvm.cost.measurement import Measurement
+from rlflow_tvm.cost.metrics import cold_bytes
 from rlflow_tvm.cost.quiet import QuietMachine
 from rlflow_tvm.cost.rehearsal import Rehearsal
 from rlflow_tvm.cost.remote import RemoteWorkers
@@ -30,7 +31,7 @@ from rlflow_tvm.errors import CostError
 DEFAULT_SCHEDULE = "rlflow_tvm.kernels:schedule_kernel"
 # Of measuring, alone and in a graph: part of the versions, as times of different methods are not to be added up.
 _METHOD = 4
-_GRAPH_METHOD = "graph3"
+_GRAPH_METHOD = "graph4"
 _TRIES = 2  # a busy machine makes timeouts too: what is remembered for good has happened twice
 _ONCE_LIMIT_SECS = 60.0
 _BUILDS = 3  # rounds of building what a rehearsal needs: a kernel that kills the worker takes the built ones with it
@@ -195,8 +196,10 @@ class KernelTimer:
         request = {"op": "rehearse", "launches": launches, "wanted": wanted, "usual_secs": usual_secs}
         answer = self._answer(request, self.timeout_secs * len(steps)) if wanted.keys() & todo else {"times": {}}
         times, counts = answer.get("times", {}), {name: len(own) for name, own in wanted.items()}
-        speed = self._times.speed(self.graph_version, {name: each["run_secs"] for name, each in times.items()}, counts)
-        times = {name: {**each, "run_secs": speed * each["run_secs"]} for name, each in times.items()}
+        secs = {name: each["run_secs"] for name, each in times.items()}
+        traffic = {known_as(step): cold_bytes(step.func, step.cold) for step in played}
+        factors = self._times.moment(self.graph_version, secs, counts, traffic)
+        times = {name: {**each, "run_secs": factors[name] * secs[name]} for name, each in times.items()}
         for name, kernel in todo.items():
             # what stops the whole graph says nothing of a kernel that ran before
             lost = {**answer, "passing": True} if "error" in answer else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from cost_kernels import FakeKernel, add, matmul
@@ -10,7 +11,7 @@ from fake_workers import workers_by
 from test_cost_rehearsal import steps
 
 from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, Measurement
-from rlflow_tvm.cost.calibration import speed
+from rlflow_tvm.cost.calibration import moment
 from rlflow_tvm.cost.known_times import KnownTimes
 from rlflow_tvm.ir import detach
 
@@ -34,13 +35,49 @@ def secs(run_secs: float, *, confirmed: bool = False) -> Measurement:
     ],
     ids=["nothing", "all", "one", "a little", "confirmed", "a little is confirmed", "elsewhere"],
 )
-def test_speed(known, expected):
+def test_moment(known, expected):
     found = {"a": 1.0, "b": 3.0, "c": 5.0}
-    assert speed(known, found, {"a": 1, "b": 2, "c": 1}) == expected
+    factors = moment(known, found, {"a": 1, "b": 2, "c": 1}, dict.fromkeys(found, 0))
+    assert factors == dict.fromkeys(found, pytest.approx(expected, rel=0.04))
 
 
-def test_speed_of_nothing():
-    assert speed({}, {}, {}) == 1.0
+def test_moment_of_nothing():
+    assert moment({}, {}, {}, {}) == {}
+
+
+def loud(traffic: dict[str, int]) -> tuple[dict[str, Measurement], dict[str, float]]:
+    """What kernels of a second each, by their traffic, took before, and now that others use the memory."""
+    return (
+        {name: secs(1.0) for name in traffic},
+        {name: 1.02 * math.exp(1e-6 * size**0.5) for name, size in traffic.items()},
+    )
+
+
+TRAFFIC = {name: (1 << i) * 10**7 for i, name in enumerate("abcdefghij")}
+
+
+@pytest.mark.parametrize("new", "aej")
+def test_memory_makes_a_difference(new):
+    """A kernel is reckoned to what others with as much traffic took, here and before."""
+    before, now = loud(TRAFFIC)
+    del before[new]
+    factors = moment(before, now, dict.fromkeys(TRAFFIC, 1), TRAFFIC)
+    one = moment(before, now, dict.fromkeys(TRAFFIC, 1), dict.fromkeys(TRAFFIC, 0))
+    assert abs(factors[new] * now[new] - 1.0) < 0.5 * abs(one[new] * now[new] - 1.0)
+
+
+def test_one_that_is_far_off_changes_little():
+    before, now = loud(TRAFFIC)
+    without = moment(before, now, dict.fromkeys(TRAFFIC, 1), TRAFFIC)
+    factors = moment(before | {"e": secs(0.4)}, now, dict.fromkeys(TRAFFIC, 1), TRAFFIC)
+    assert factors == {name: pytest.approx(each, rel=0.02) for name, each in without.items()}
+
+
+def test_the_line_ends_where_knowledge_does():
+    before, now = loud(TRAFFIC)
+    now["far"] = 1.0
+    factors = moment(before, now, dict.fromkeys(now, 1), {**TRAFFIC, "far": 100 * max(TRAFFIC.values())})
+    assert factors["far"] == min(factors.values()) == pytest.approx(factors["j"])
 
 
 def test_the_second_time_stands(tmp_path):
@@ -116,14 +153,14 @@ def test_confirmed_in_another_rehearsal(target, tmp_path):
         timer.kind = lambda features: next(kinds) if features["flops"] == 64 else 1.0
         assert timed(timer, steps(a, b), a, b) == [32.0, 256.0]
         assert (timer.measured, timer.revision) == (2, 0)
-        assert timed(timer, steps(a, b, c), c) == [512.0]  # the others' second times with it
-        assert timed(timer, steps(a, b), a, b, confirmed=True) == [128.0, 256.0]
+        assert timed(timer, steps(a, b, c), c) == pytest.approx([512.0], rel=0.03)  # the others' second times with it
+        assert timed(timer, steps(a, b), a, b, confirmed=True) == pytest.approx([128.0, 256.0], rel=0.03)
         assert (timer.measured, timer.revision) == (3, 2)
         timer.kind = lambda features: 9.0
-        assert timed(timer, steps(a, b), a, b, confirmed=True) == [128.0, 256.0]
-        assert timed(timer, steps(c), c, confirmed=True) == [512.0]
+        assert timed(timer, steps(a, b), a, b, confirmed=True) == pytest.approx([128.0, 256.0], rel=0.03)
+        assert timed(timer, steps(c), c, confirmed=True) == pytest.approx([512.0], rel=0.03)
         later = MovingTimer(target, database, 5.0)
-        assert timed(later, steps(a, b, c), a, b, c, confirmed=True) == [128.0, 256.0, 512.0]
+        assert timed(later, steps(a, b, c), a, b, c, confirmed=True) == pytest.approx([128.0, 256.0, 512.0], rel=0.03)
         assert (later.measured, later.revision) == (0, 0)
 
 
