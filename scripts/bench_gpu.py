@@ -28,7 +28,7 @@ from tvm import relax, te
 from rlflow_tvm import from_onnx
 from rlflow_tvm.cli import ZOO_PREFIX, model_path, write_json
 from rlflow_tvm.cost import kernel_bytes, kernel_flops
-from rlflow_tvm.errors import CostError, RlflowError
+from rlflow_tvm.errors import CostError, KernelError, RlflowError
 from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, zoo
 from rlflow_tvm.kernels import RULE_ATTR, as_target, extract_kernels, pipeline, schedule_kernel
 from rlflow_tvm.kernels.precision import to_half
@@ -72,13 +72,22 @@ def run(arguments: argparse.Namespace, target: tvm.target.Target) -> None:
         console.print("torch.compile is left out: it needs torch with CUDA")
     rows = []
     for model in arguments.models:
-        rows.append({"model": model, **bench_model(model, target, arguments.dtype, arguments.rounds)})
+        try:
+            measured = bench_model(model, target, arguments.dtype, arguments.rounds)
+        except RuntimeError as error:  # a kernel that cannot be launched: grid, block and name, then its whole source
+            measured = {"failed": " ".join(str(error).split("\n")[:3])[:300]}
+        rows.append({"model": model, **measured})
         console.print(rows[-1], highlight=False)
-        if arguments.kernels:
+        if arguments.kernels and "failed" not in measured:
             kernels = bench_kernels(model, target, arguments.dtype, flops, byte_rate)
             rows[-1]["kernels"] = kernels
             show(console, model, kernels)
     write_json(arguments.out, {"flops_per_sec": flops, "bytes_per_sec": byte_rate, "models": rows})
+    failed = [row["model"] for row in rows if "failed" in row]
+    if failed:
+        raise KernelError(
+            f"{', '.join(failed)}: did not run, for the reason told above; report it with the model's name"
+        )
 
 
 def bench_model(model: str, target: tvm.target.Target, dtype: str, rounds: int) -> dict[str, Any]:
