@@ -4,9 +4,9 @@ For each model a line with the time of one run by this package's pipeline, TVM's
 torch.compile over it (above 1: ours is faster; only for models that are built from torch modules, where torch sees the
 GPU; `torch_graphs` is its mode "reduce-overhead", which replays CUDA graphs), all on the same inputs in interleaved
 rounds, the seconds that compiling took, and the difference of our outputs from ONNX Runtime's as a share of their
-range. With
---kernels a line for each kernel: its time with its operands where the last run left them, and its share of peak: the
-time that its operations (or its bytes, where those take longer) need at the best rate measured here, over its time.
+range. With --kernels a line for each kernel: its time with its operands where the last run left them, and its share of
+peak: the time that its operations (or its bytes, where those take longer) need at the best rate measured here, over its
+time.
 """
 
 from __future__ import annotations
@@ -198,10 +198,10 @@ def synchronise() -> None:
 
 def compiled_by_torch(model: str, arrays: list[np.ndarray], dtype: str, mode: str | None) -> Call | None:
     """The torch module that a model of the zoo is exported from, compiled and run once, or None where there is none."""
-    torch = torch_with_cuda()
-    if torch is None or model.removeprefix(ZOO_PREFIX) not in zoo.TORCH_MODELS:
+    torch, name = torch_with_cuda(), model.removeprefix(ZOO_PREFIX)
+    if torch is None or name.partition("@")[0] not in zoo.TORCH_MODELS:
         return None
-    module, _ = zoo.torch_module(model.removeprefix(ZOO_PREFIX))
+    module, _ = zoo.torch_module(name)
     kind = getattr(torch, dtype)
     module = module.eval().to("cuda", kind)
     tensors = [torch.from_numpy(array).cuda() for array in arrays]

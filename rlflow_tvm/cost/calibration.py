@@ -27,7 +27,7 @@ _ROUNDS = 10
 _DOUBT = 0.1  # that memory makes a difference, in the weight of a known kernel with as much traffic as the mean one
 
 
-def moment(
+def factors(
     known: Mapping[str, Measurement],
     secs: Mapping[str, float],
     counts: Mapping[str, int],

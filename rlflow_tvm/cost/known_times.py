@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import tvm
 from tvm import tirx
 
-from rlflow_tvm.cost.calibration import moment
+from rlflow_tvm.cost.calibration import factors
 from rlflow_tvm.cost.database import KernelDatabase
 from rlflow_tvm.cost.measurement import Measurement
 
@@ -95,13 +95,13 @@ class KnownTimes:
             self.revision += 1
         return before is None
 
-    def moment(
+    def factors(
         self, version: str, secs: Mapping[str, float], counts: Mapping[str, int], traffic: Mapping[str, int]
     ) -> dict[str, float]:
-        """As `calibration.moment`, of what is known here."""
+        """As `calibration.factors`, of what is known here."""
         before = {name: self._known.get((name, version)) for name in secs}
         known = {name: each for name, each in before.items() if each is not None and each.ok}
-        return moment(known, secs, counts, traffic)
+        return factors(known, secs, counts, traffic)
 
     def stored(self, name: str, version: str) -> Measurement | None:
         """What the database holds."""

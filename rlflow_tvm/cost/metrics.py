@@ -23,7 +23,8 @@ def kernel_bytes(func: tirx.PrimFunc) -> int:
 
 
 def cold_bytes(func: tirx.PrimFunc, cold: str) -> int:
-    """Bytes of the parameters for which `cold`, as in `Kernel`, says that they are not in the private caches."""
+    """Bytes of the parameters for which `cold`, as in `Kernel`, says that they are not in the private caches; none for
+    an empty one, which says nothing."""
     return sum(tensor_bytes(*buffer) for buffer, digit in zip(kernel_buffers(func), cold, strict=False) if digit != "0")
 
 

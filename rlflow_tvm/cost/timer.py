@@ -198,7 +198,7 @@ class KernelTimer:
         times, counts = answer.get("times", {}), {name: len(own) for name, own in wanted.items()}
         secs = {name: each["run_secs"] for name, each in times.items()}
         traffic = {known_as(step): cold_bytes(step.func, step.cold) for step in played}
-        factors = self._times.moment(self.graph_version, secs, counts, traffic)
+        factors = self._times.factors(self.graph_version, secs, counts, traffic)
         times = {name: {**each, "run_secs": factors[name] * secs[name]} for name, each in times.items()}
         for name, kernel in todo.items():
             # what stops the whole graph says nothing of a kernel that ran before

@@ -11,7 +11,7 @@ from fake_workers import workers_by
 from test_cost_rehearsal import steps
 
 from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, Measurement
-from rlflow_tvm.cost.calibration import moment
+from rlflow_tvm.cost.calibration import factors
 from rlflow_tvm.cost.known_times import KnownTimes
 from rlflow_tvm.ir import detach
 
@@ -35,14 +35,14 @@ def secs(run_secs: float, *, confirmed: bool = False) -> Measurement:
     ],
     ids=["nothing", "all", "one", "a little", "confirmed", "a little is confirmed", "elsewhere"],
 )
-def test_moment(known, expected):
+def test_factors(known, expected):
     found = {"a": 1.0, "b": 3.0, "c": 5.0}
-    factors = moment(known, found, {"a": 1, "b": 2, "c": 1}, dict.fromkeys(found, 0))
-    assert factors == dict.fromkeys(found, pytest.approx(expected, rel=0.04))
+    reckoned = factors(known, found, {"a": 1, "b": 2, "c": 1}, dict.fromkeys(found, 0))
+    assert reckoned == dict.fromkeys(found, pytest.approx(expected, rel=0.04))
 
 
-def test_moment_of_nothing():
-    assert moment({}, {}, {}, {}) == {}
+def test_factors_of_nothing():
+    assert factors({}, {}, {}, {}) == {}
 
 
 def loud(traffic: dict[str, int]) -> tuple[dict[str, Measurement], dict[str, float]]:
@@ -61,23 +61,23 @@ def test_memory_makes_a_difference(new):
     """A kernel is reckoned to what others with as much traffic took, here and before."""
     before, now = loud(TRAFFIC)
     del before[new]
-    factors = moment(before, now, dict.fromkeys(TRAFFIC, 1), TRAFFIC)
-    one = moment(before, now, dict.fromkeys(TRAFFIC, 1), dict.fromkeys(TRAFFIC, 0))
-    assert abs(factors[new] * now[new] - 1.0) < 0.5 * abs(one[new] * now[new] - 1.0)
+    reckoned = factors(before, now, dict.fromkeys(TRAFFIC, 1), TRAFFIC)
+    one = factors(before, now, dict.fromkeys(TRAFFIC, 1), dict.fromkeys(TRAFFIC, 0))
+    assert abs(reckoned[new] * now[new] - 1.0) < 0.5 * abs(one[new] * now[new] - 1.0)
 
 
 def test_one_that_is_far_off_changes_little():
     before, now = loud(TRAFFIC)
-    without = moment(before, now, dict.fromkeys(TRAFFIC, 1), TRAFFIC)
-    factors = moment(before | {"e": secs(0.4)}, now, dict.fromkeys(TRAFFIC, 1), TRAFFIC)
-    assert factors == {name: pytest.approx(each, rel=0.02) for name, each in without.items()}
+    without = factors(before, now, dict.fromkeys(TRAFFIC, 1), TRAFFIC)
+    reckoned = factors(before | {"e": secs(0.4)}, now, dict.fromkeys(TRAFFIC, 1), TRAFFIC)
+    assert reckoned == {name: pytest.approx(each, rel=0.02) for name, each in without.items()}
 
 
 def test_the_line_ends_where_knowledge_does():
     before, now = loud(TRAFFIC)
     now["far"] = 1.0
-    factors = moment(before, now, dict.fromkeys(now, 1), {**TRAFFIC, "far": 100 * max(TRAFFIC.values())})
-    assert factors["far"] == min(factors.values()) == pytest.approx(factors["j"])
+    reckoned = factors(before, now, dict.fromkeys(now, 1), {**TRAFFIC, "far": 100 * max(TRAFFIC.values())})
+    assert reckoned["far"] == min(reckoned.values()) == pytest.approx(reckoned["j"])
 
 
 def test_the_second_time_stands(tmp_path):

@@ -82,9 +82,8 @@ def keep_within(func: tirx.PrimFunc, product: Product) -> tirx.PrimFunc:
         stmt = realize.block.body
         if not isinstance(stmt, tirx.BufferStore) or not any(map(stmt.buffer.same_as, func.params)):
             return realize
-        within = realize.predicate
-        for value, size in zip(realize.iter_values[-2:], (product.rows, product.columns), strict=True):
-            within = tirx.And(within, value < size)
+        _batch, row, column = realize.iter_values
+        within = tirx.all(realize.predicate, row < product.rows, column < product.columns)
         return s_tir.SBlockRealize(realize.iter_values, within, realize.block)
 
     return tvm_ffi.structural_map(func, (s_tir.SBlockRealize, guarded))

@@ -51,14 +51,14 @@ def _aligned(loop: tirx.For) -> tirx.For:
     """
     if loop.kind != tirx.ForKind.PARALLEL:
         return loop
-    floats = 0
+    scalars = 0  # bytes
 
     def note(alloc: tirx.AllocBuffer) -> None:
-        nonlocal floats
-        floats += _bytes_on_stack(alloc) if tvm.DataType(str(alloc.buffer.dtype)).lanes == 1 else 0
+        nonlocal scalars
+        scalars += _bytes_on_stack(alloc) if tvm.DataType(str(alloc.buffer.dtype)).lanes == 1 else 0
 
     tvm_ffi.structural_walk(loop.body, (tirx.AllocBuffer, note))
-    alignment = min(max(1 << (2 * floats - 1).bit_length(), _LINE_BYTES), _PAGE_BYTES)
+    alignment = min(max(1 << (2 * scalars - 1).bit_length(), _LINE_BYTES), _PAGE_BYTES)
     anchor = tirx.decl_buffer((1,), f"float32x{alignment // 4}", name="anchor")
     use = tirx.call_intrin("void", "tirx.prefetch", tirx.address_of(anchor[0]), 0, 3, 1)
     body = tirx.SeqStmt(
