@@ -36,6 +36,7 @@ from rlflow_tvm.kernels import RULE_ATTR, Lowering, as_target, extract_kernels, 
 from rlflow_tvm.kernels.cuda import tensor_core
 from rlflow_tvm.kernels.cuda.layout import channels_last
 from rlflow_tvm.kernels.cuda.products import Tile
+from rlflow_tvm.kernels.pipeline import CUDA_GRAPH
 from rlflow_tvm.kernels.precision import to_half
 from rlflow_tvm.passes import GraphState, default_rules
 from rlflow_tvm.verify import range_error
@@ -186,6 +187,20 @@ def test_executable_holds_cuda(arch: str) -> None:
     source = device_source(executable.mod)
     assert "__global__" in source
     assert "pack" not in source  # of weights: none of the CPU's
+
+
+@pytest.mark.parametrize(("config", "captured"), [({}, True), ({CUDA_GRAPH: True}, True), ({CUDA_GRAPH: False}, False)])
+def test_launches_are_a_cuda_graph(config: dict[str, bool], captured: bool) -> None:
+    with tvm.transform.PassContext(config=config):
+        mod = pipeline(TARGET)(model("demo"))
+    assert ("vm.builtin.cuda_graph.run_or_capture" in mod["main"].script()) == captured
+
+
+def test_no_cuda_graph_on_the_host() -> None:
+    """TVM's own pipelines would make one, which no processor can run."""
+    with tvm.transform.PassContext(config={CUDA_GRAPH: True}):
+        mod = pipeline("llvm")(model("demo"))
+    assert "cuda_graph" not in mod["main"].script()
 
 
 def test_weight_only_work_stays_on_the_host() -> None:

@@ -18,12 +18,13 @@ from rlflow_tvm.verify import flatten, range_error
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not tvm.cuda().exist, reason="there is no GPU")]
 
 
-def run(mod: tvm.IRModule, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """Outputs of `mod` on the GPU."""
+def run(mod: tvm.IRModule, *runs: list[np.ndarray]) -> list[list[np.ndarray]]:
+    """Outputs of `mod` on the GPU for each list of inputs, each from tensors of its own."""
     target, device = as_target("cuda"), tvm.cuda()
     machine = relax.VirtualMachine(tvm.compile(mod, target, relax_pipeline=pipeline(target)), device)
-    result = machine["main"](*(tvm.runtime.tensor(array, device) for array in arrays))
-    return [tensor.numpy() for tensor in flatten(result)]
+    tensors = [[tvm.runtime.tensor(array, device) for array in arrays] for arrays in runs]
+    results = [machine["main"](*inputs) for inputs in tensors]
+    return [[tensor.numpy() for tensor in flatten(result)] for result in results]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("float16", 2e-2), ("bfloat16", 1e-1)])
@@ -31,7 +32,18 @@ def run(mod: tvm.IRModule, arrays: list[np.ndarray]) -> list[np.ndarray]:
 def test_models(name: str, dtype: str, tolerance: float) -> None:
     mod = model(name, dtype)
     inputs = random_inputs(mod, 0)
-    assert range_error(run(mod, list(inputs.values())), onnxruntime_outputs(zoo.path(name), inputs)) < tolerance
+    (found,) = run(mod, list(inputs.values()))
+    assert range_error(found, onnxruntime_outputs(zoo.path(name), inputs)) < tolerance
+
+
+@pytest.mark.parametrize("name", ["demo", "bert-tiny", "light_squeezenet"])
+def test_cuda_graphs(name: str) -> None:
+    """A graph that was captured with one input gives the outputs of others, and those given before stay."""
+    mod = model(name)
+    inputs = [random_inputs(mod, seed) for seed in (0, 1, 2)]
+    found = run(mod, *(list(arrays.values()) for arrays in inputs))
+    for arrays, outputs in zip(inputs, found, strict=True):
+        assert range_error(outputs, onnxruntime_outputs(zoo.path(name), arrays)) < 1e-4
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float16", 5e-3), ("bfloat16", 4e-2)])
@@ -41,7 +53,8 @@ def test_products(shape: tuple[int, int, int], dtype: str, tolerance: float) -> 
     arrays = random_arrays([(rows, depth), (depth, columns)])
     mod = graph(relax.op.matmul, [(rows, depth), (depth, columns)])
     mod = mod if dtype == "float32" else to_half(mod, dtype)
-    assert range_error(run(mod, arrays), [arrays[0] @ arrays[1]]) < tolerance
+    (found,) = run(mod, arrays)
+    assert range_error(found, [arrays[0] @ arrays[1]]) < tolerance
 
 
 def test_kernels_are_timed() -> None:
