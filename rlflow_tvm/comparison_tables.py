@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from rlflow_tvm.comparison_figures import LEAST_ROUNDS, Comparison, Gains, Ratio, Row
+from rlflow_tvm.comparison_figures import Comparison, Gains, Row
+from rlflow_tvm.cost import LEAST_ROUNDS, Ratio
 
 _NAME = "candidate"
 _COSTS = ("compile, s", "peak memory, MiB", "kernels")

@@ -10,7 +10,7 @@ import typer
 from rlflow_tvm import cli
 
 if TYPE_CHECKING:
-    from rlflow_tvm.cost import CostModel, Tuned
+    from rlflow_tvm.cost import CostModel, Ratio, Tuned
     from rlflow_tvm.passes import GraphState
     from rlflow_tvm.search import SearchResult
 
@@ -39,12 +39,12 @@ def main(
     for path in (plan, onnx, json):
         cli.check_writable(path)
     tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
-    from rlflow_tvm.cost import LEAST_TRIALS, CostModel, KernelDatabase, PredictionPolicy, default_path
+    from rlflow_tvm.cost import LEAST_TRIALS, CostModel, KernelDatabase, PredictionPolicy, default_path, ratio_json
     from rlflow_tvm.errors import UsageError
     from rlflow_tvm.exporting import export
     from rlflow_tvm.frontend import from_onnx, to_onnx
     from rlflow_tvm.search import Budget, make_search
-    from rlflow_tvm.superoptimize import agent_search, optimize
+    from rlflow_tvm.superoptimize import agent_search, keep_if_not_slower, optimize
 
     if 0 < tune < LEAST_TRIALS:
         raise UsageError(f"--tune {tune}: give at least {LEAST_TRIALS}, or 0 for none")
@@ -68,6 +68,11 @@ def main(
             interruptible=True,
         )
         if plan is not None:
+            result.plan.save(plan)  # before the modules are timed: Ctrl-C shall lose nothing
+        rewrites = len(result.plan)
+        with cli.progress_bar("timing") as timing:
+            result, gain = keep_if_not_slower(result, cost_model, timing)
+        if plan is not None and len(result.plan) < rewrites:
             result.plan.save(plan)
         tuned = _tune(cost_model, result.state, tune, seed) if tune else []
     figures: dict[str, Any] = {
@@ -83,6 +88,7 @@ def main(
         "run_secs_before": result.run_secs_before,
         "run_secs_after": result.run_secs_after,
         "plan_length": len(result.plan),
+        **ratio_json("measured_gain", gain),
         "tuned_kernels": [
             {
                 "kernel": each.kernel.name,
@@ -103,6 +109,8 @@ def main(
         f"by {len(result.plan)} rewrites ({result.env_steps} steps, {_kernels(result)}, "
         f"{result.wall_secs:.0f} s){'; outputs checked' if len(result.plan) else ''}"
     )
+    if gain is not None:
+        print(f"whole modules timed in turns: {_gain(gain)}")
     for each in tuned:
         print(_tuned_line(each))
     if any(each.used for each in tuned):
@@ -119,6 +127,12 @@ def main(
 def _kernels(result: SearchResult) -> str:
     predicted = f" and {result.kernels_predicted} times predicted" if result.kernels_predicted else ""
     return f"{result.kernels_measured} kernels measured{predicted}"
+
+
+def _gain(gain: Ratio) -> str:
+    assert gain.interval is not None, "of enough rounds"
+    low, high = gain.interval
+    return f"the model's takes {gain.median:.2f} times as long as the new one's ({low:.2f} to {high:.2f})"
 
 
 def _tune(cost_model: CostModel, state: GraphState, trials: int, seed: int) -> list[Tuned]:

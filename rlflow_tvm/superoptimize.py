@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm import relax
 
-from rlflow_tvm.cost import CostModel, KernelDatabase, PredictionPolicy, default_path
+from rlflow_tvm.cost import (
+    LEAST_ROUNDS,
+    CostModel,
+    KernelDatabase,
+    PredictionPolicy,
+    Ratio,
+    default_path,
+    export_library,
+    measure_interleaved,
+)
 from rlflow_tvm.envs import ENVIRONMENTS, RewriteProblem
-from rlflow_tvm.errors import AgentError
-from rlflow_tvm.kernels import as_target, extract_kernels
+from rlflow_tvm.errors import AgentError, CostError
+from rlflow_tvm.frontend import random_inputs
+from rlflow_tvm.kernels import as_target, extract_kernels, num_cores, pipeline
 from rlflow_tvm.passes import CATALOGUE, RuleSet
 from rlflow_tvm.search import DEFAULT_SEARCH, Budget, Progress, Search, SearchResult, check_seed, make_search
 from rlflow_tvm.verify import check_state
 
 log = logging.getLogger("rlflow_tvm")
+
+_SLOWER = 0.99
+"""The most of the model's time over the new module's, in any round, at which the new one is given up."""
 
 
 def optimize(
@@ -48,6 +62,43 @@ def optimize(
         else:  # outputs are compared here, where what was measured there decides nothing
             check_state(result.state, as_target(None))
     return result
+
+
+def keep_if_not_slower(
+    result: SearchResult, cost_model: CostModel, on_progress: Callable[[int, int], None] | None = None
+) -> tuple[SearchResult, Ratio | None]:
+    """`result`, and the model's time over the new module's; if that is slower, the model as it was in its place.
+
+    Prices are sums of kernels' times. A search that takes the least of thousands takes their errors with it, and on a
+    machine that others use meanwhile these are large: so both modules are built and timed as wholes, in turns. None
+    where there is nothing to time, or it cannot be timed here: a GPU, another machine, no C++ compiler (which is told).
+    """
+    if not result.state.actions or cost_model.timer.remote is not None or cost_model.target.kind.name != "llvm":
+        return result, None
+    target, choices = cost_model.target, cost_model.choices
+    before = result.state.origin()
+    modules = {"before": before.bound(), "after": result.state.bound()}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            candidates = {
+                name: export_library(mod, target, Path(folder) / f"{name}.so", pipeline(target, choices))
+                for name, mod in modules.items()
+            }
+            inputs = list(random_inputs(modules["before"], 0).values())
+            threads = num_cores(target)
+            timed = measure_interleaved(candidates, inputs, LEAST_ROUNDS, threads=threads, on_progress=on_progress)
+    except CostError as error:
+        log.warning("whether the new module is faster as a whole was not measured: %s", error)
+        return result, None
+    gain = Ratio.of(timed["before"], timed["after"])
+    if gain.interval is None or gain.interval[1] >= _SLOWER:
+        return result, gain
+    log.warning(
+        "as a whole module the graph found takes %.2f times as long as the model, which is left as it was: "
+        "search again while the machine has nothing else to do",
+        1 / gain.median,
+    )
+    return replace(result, state=before, run_secs_after=result.run_secs_before), gain
 
 
 @contextmanager
@@ -116,10 +167,12 @@ class Superoptimize:
         budget: what the search may spend: moves tried ("20000") or a time ("90s", "5m"); by default each search's own.
         progress: told of how far the search is.
 
-    `result` is what the last search found, with the plan that `ApplyPlan` repeats; None where there was none.
+    `result` is what the last search found, with the plan that `ApplyPlan` repeats; None where there was none. `gain` is
+    what that gained in a whole module's time (`keep_if_not_slower`).
     """
 
     result: SearchResult | None = None
+    gain: Ratio | None = None
 
     def __init__(
         self,
@@ -138,14 +191,15 @@ class Superoptimize:
         self.progress = progress
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        self.result = None
+        self.result = self.gain = None
         if not _computes(mod, self.target):
             return mod
         with (
             KernelDatabase(default_path()) as database,
             CostModel(self.target, database, policy=self.policy) as cost_model,
         ):
-            self.result = optimize(mod, self.search, cost_model, progress=self.progress)
+            found = optimize(mod, self.search, cost_model, progress=self.progress)
+            self.result, self.gain = keep_if_not_slower(found, cost_model)
         return self.result.state.bound()
 
 

@@ -31,8 +31,16 @@ from papers.results import machine
 
 from rlflow_tvm import from_onnx
 from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
-from rlflow_tvm.comparison_figures import Ratio, ratio_json
-from rlflow_tvm.cost import Candidate, CostModel, EndToEnd, KernelDatabase, default_path, measure_interleaved
+from rlflow_tvm.cost import (
+    Candidate,
+    CostModel,
+    EndToEnd,
+    KernelDatabase,
+    Ratio,
+    default_path,
+    measure_interleaved,
+    ratio_json,
+)
 from rlflow_tvm.errors import RewriteError, RlflowError
 from rlflow_tvm.frontend import random_inputs, save_onnx, to_onnx, zoo
 from rlflow_tvm.kernels import num_cores

@@ -13,6 +13,7 @@ from rlflow_tvm.cost.machine import cpu_model, target_key
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
 from rlflow_tvm.cost.quiet import QuietMachine
+from rlflow_tvm.cost.ratio import LEAST_ROUNDS, Ratio, median_interval, ratio_json
 from rlflow_tvm.cost.roofline import Roofline, export_peak, measure_roofline, peak_flops
 from rlflow_tvm.cost.rpc import RpcDevices
 from rlflow_tvm.cost.temperature import Temperatures
@@ -21,6 +22,7 @@ from rlflow_tvm.cost.tuned import TunedSchedules
 from rlflow_tvm.cost.tuning import LEAST_TRIALS, Tuned, tune
 
 __all__ = [
+    "LEAST_ROUNDS",
     "LEAST_SAMPLES",
     "LEAST_TRIALS",
     "MEASURED",
@@ -37,6 +39,7 @@ __all__ = [
     "PredictionPolicy",
     "QuietMachine",
     "Roofline",
+    "Ratio",
     "RpcDevices",
     "Runners",
     "Sample",
@@ -54,7 +57,9 @@ __all__ = [
     "measure_interleaved",
     "measure_module",
     "measure_roofline",
+    "median_interval",
     "peak_flops",
+    "ratio_json",
     "target_key",
     "tune",
 ]

@@ -1,0 +1,145 @@
+"""What a search found is held against a whole module's time before it is handed on."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tvm
+
+import rlflow_tvm as rl
+from rlflow_tvm import optimize as command
+from rlflow_tvm import superoptimize
+from rlflow_tvm.cost import CostModel, EndToEnd, KernelDatabase, RpcDevices, default_path
+from rlflow_tvm.envs import RewriteProblem
+from rlflow_tvm.errors import CostError
+from rlflow_tvm.kernels import as_target
+from rlflow_tvm.passes import Plan
+from rlflow_tvm.search import Budget, SearchResult, make_search
+from rlflow_tvm.superoptimize import keep_if_not_slower
+
+TARGET = as_target("llvm")
+BUDGET = "40"
+
+
+@pytest.fixture(scope="module")
+def mod(network: Path) -> tvm.IRModule:
+    return rl.from_onnx(network)
+
+
+@pytest.fixture(scope="module")
+def cost_model() -> Iterator[CostModel]:
+    with KernelDatabase(default_path()) as database, CostModel(TARGET, database) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def found(mod: tvm.IRModule, cost_model: CostModel) -> SearchResult:
+    return make_search("family", budget=Budget.parse(BUDGET)).run(RewriteProblem(mod, cost_model))
+
+
+def whole_modules_take(monkeypatch: pytest.MonkeyPatch, after: list[float]) -> None:
+    """The model 1 s in each round, the new module `after`."""
+
+    def measured(_candidates: object, _inputs: object, rounds: int, **_: object) -> dict[str, EndToEnd]:
+        assert rounds == len(after)
+        return {
+            "before": EndToEnd(tuple((1.0,) for _ in after), ()),
+            "after": EndToEnd(tuple((secs,) for secs in after), ()),
+        }
+
+    monkeypatch.setattr(superoptimize, "measure_interleaved", measured)
+
+
+@pytest.mark.parametrize(
+    ("after", "kept"),
+    [
+        ([0.8, 0.9, 0.8, 0.7, 0.8, 0.8], True),
+        ([1.0, 1.1, 1.0, 1.1, 1.0, 1.1], True),  # slower, but not beyond doubt
+        ([1.1, 1.1, 1.2, 1.1, 1.1, 1.2], False),
+    ],
+)
+def test_a_slower_module_is_given_up(
+    after: list[float],
+    kept: bool,
+    found: SearchResult,
+    mod: tvm.IRModule,
+    cost_model: CostModel,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert len(found.plan) > 0
+    whole_modules_take(monkeypatch, after)
+    with caplog.at_level(logging.WARNING, "rlflow_tvm"):
+        result, gain = keep_if_not_slower(found, cost_model)
+    assert gain is not None
+    assert gain.interval == (1 / max(after), 1 / min(after))
+    assert (result is found) == kept
+    assert ("left as it was" in caplog.text) != kept
+    if not kept:
+        assert (len(result.plan), result.run_secs_after) == (0, found.run_secs_before)
+        tvm.ir.assert_structural_equal(result.state.bound()["main"], mod["main"])
+
+
+def test_the_pass_hands_on_what_it_was_given(
+    found: SearchResult, mod: tvm.IRModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole_modules_take(monkeypatch, [1.1] * 6)
+    superoptimized = rl.Superoptimize(TARGET, search="family", budget=BUDGET)
+    tvm.ir.assert_structural_equal(superoptimized(mod)["main"], mod["main"])
+    assert superoptimized.result is not None
+    assert superoptimized.gain is not None
+    assert len(superoptimized.result.plan) == 0
+    assert superoptimized.gain.median < 1 < found.run_secs_before / found.run_secs_after
+
+
+def test_the_command_writes_the_plan_of_what_is_left(
+    found: SearchResult,
+    network: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert len(found.plan) > 0  # and its kernels are in the database
+    whole_modules_take(monkeypatch, [1.25] * 6)
+    plan, figures = tmp_path / "plan.json", tmp_path / "figures.json"
+    command.main(str(network), search="family", budget=BUDGET, plan=plan, json=figures)
+    assert len(Plan.load(plan)) == 0
+    assert json.loads(figures.read_text())["measured_gain_interval"] == [0.8, 0.8]
+    assert "by 0 rewrites" in (out := capsys.readouterr().out)
+    assert "the model's takes 0.80 times as long as the new one's (0.80 to 0.80)" in out
+
+
+def test_modules_are_really_timed(found: SearchResult, cost_model: CostModel) -> None:
+    told: list[tuple[int, int]] = []
+    _, gain = keep_if_not_slower(found, cost_model, lambda done, total: told.append((done, total)))
+    assert gain is not None
+    assert 0.2 < gain.median < 5
+    assert told == [(done, 12) for done in range(1, 13)]
+
+
+def test_nothing_is_timed_for_other_machines(found: SearchResult) -> None:
+    device = as_target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72", "num-cores": 4})
+    with CostModel(device, remote=RpcDevices("tracker", 9190, "board")) as elsewhere:
+        assert keep_if_not_slower(found, elsewhere) == (found, None)
+
+
+def test_nothing_is_timed_where_nothing_changed(cost_model: CostModel) -> None:
+    same = SimpleNamespace(state=SimpleNamespace(actions=()))
+    assert keep_if_not_slower(same, cost_model) == (same, None)
+
+
+def test_without_a_compiler_it_is_told(
+    found: SearchResult, cost_model: CostModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def cannot(*_: object) -> None:
+        raise CostError("cannot link: install a C++ compiler")
+
+    monkeypatch.setattr(superoptimize, "export_library", cannot)
+    with caplog.at_level(logging.WARNING, "rlflow_tvm"):
+        assert keep_if_not_slower(found, cost_model) == (found, None)
+    assert "was not measured: cannot link: install a C++ compiler" in caplog.text
