@@ -30,7 +30,7 @@ from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.kernels import as_target, extract_kernels, num_cores, pipeline
 from rlflow_tvm.passes import CATALOGUE, RuleSet
 from rlflow_tvm.search import DEFAULT_SEARCH, Budget, Progress, Search, SearchResult, check_seed, make_search
-from rlflow_tvm.verify import check_state
+from rlflow_tvm.verify import check_state, with_weights
 
 log = logging.getLogger("rlflow_tvm")
 
@@ -77,7 +77,7 @@ def keep_if_not_slower(
         return result, None
     target, choices = cost_model.target, cost_model.choices
     before = result.state.origin()
-    modules = {"before": before.bound(), "after": result.state.bound()}
+    modules = {"before": with_weights(before), "after": with_weights(result.state)}
     try:
         with tempfile.TemporaryDirectory() as folder:
             candidates = {
@@ -86,7 +86,8 @@ def keep_if_not_slower(
             }
             inputs = list(random_inputs(modules["before"], 0).values())
             threads = num_cores(target)
-            timed = measure_interleaved(candidates, inputs, LEAST_ROUNDS, threads=threads, on_progress=on_progress)
+            with cost_model.timer.in_turn():
+                timed = measure_interleaved(candidates, inputs, LEAST_ROUNDS, threads=threads, on_progress=on_progress)
     except CostError as error:
         log.warning("whether the new module is faster as a whole was not measured: %s", error)
         return result, None

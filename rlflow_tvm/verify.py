@@ -60,6 +60,15 @@ def range_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) ->
     return worst
 
 
+def with_weights(state: GraphState, seed: int = 0) -> tvm.IRModule:
+    """`state`'s module as it is deployed, with its weights as constants; those that it was given without are drawn, the
+    same ones for all states that were reached from one module."""
+    graph, weights = state.origin().graph, state.start.weights
+    if all(parameter.name in weights for parameter in graph.params[graph.inputs :]):
+        return state.bound()
+    return Detached(state.mod, _drawn_weights(state.origin(), _OWN, seed)).bind()
+
+
 def check_state(state: GraphState, target: tvm.target.Target, seed: int = 0, choices: Choices = BY_SHAPE) -> float:
     """Compare `state`'s outputs with those of the module it was reached from; see `Comparison`.
 
@@ -164,7 +173,8 @@ class _Draw:
         return self.keep_signs or self.own
 
 
-_DRAWS = (_Draw(1.0), _Draw(0.5), _Draw(0.2), _Draw(keep_signs=True), _Draw(own=True))
+_OWN = _Draw(own=True)
+_DRAWS = (_Draw(1.0), _Draw(0.5), _Draw(0.2), _Draw(keep_signs=True), _OWN)
 _ENOUGH_VISIBLE = 0.1
 _ENOUGH_FINITE = 0.5
 

@@ -17,6 +17,7 @@ from rlflow_tvm import superoptimize
 from rlflow_tvm.cost import CostModel, EndToEnd, KernelDatabase, RpcDevices, default_path
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import CostError
+from rlflow_tvm.ir import detach, num_inputs
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.passes import Plan
 from rlflow_tvm.search import Budget, SearchResult, make_search
@@ -120,6 +121,14 @@ def test_modules_are_really_timed(found: SearchResult, cost_model: CostModel) ->
     assert gain is not None
     assert 0.2 < gain.median < 5
     assert told == [(done, 12) for done in range(1, 13)]
+
+
+def test_modules_given_without_weights_are_timed_too(mod: tvm.IRModule, cost_model: CostModel) -> None:
+    detached = detach(mod)
+    assert num_inputs(detached.mod["main"]) < len(detached.mod["main"].params)
+    problem = RewriteProblem(detached.mod, cost_model)
+    _, gain = keep_if_not_slower(make_search("family", budget=Budget.parse(BUDGET)).run(problem), cost_model)
+    assert gain is not None
 
 
 def test_nothing_is_timed_for_other_machines(found: SearchResult) -> None:

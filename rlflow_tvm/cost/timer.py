@@ -138,9 +138,10 @@ class KernelTimer:
 
     def _alone(self) -> AbstractContextManager[None]:
         """While no other process measures for the same database on this machine; not to be entered twice."""
-        return nullcontext() if self._quiet is None and self.remote is not None else self._in_turn()
+        return nullcontext() if self._quiet is None and self.remote is not None else self.in_turn()
 
-    def _in_turn(self) -> AbstractContextManager[None]:
+    def in_turn(self) -> AbstractContextManager[None]:
+        """While no process with the same database on this machine measures or computes (`QuietMachine`)."""
         if self._quiet is not None:
             return self._quiet()
         if self.database is None or self.database.path == ":memory:":
@@ -262,7 +263,7 @@ class KernelTimer:
         if key not in self._once and (stored := self._stored(key)) is not None:
             self._once[key] = stored
         if key not in self._once:
-            with self._in_turn():  # two searches that use the same servers are to have one and the same
+            with self.in_turn():  # two searches that use the same servers are to have one and the same
                 self._once[key] = self._stored(key) or self._measure_once(key, op, what)
         return self._once[key]
 
