@@ -132,7 +132,7 @@ def _kernels(result: SearchResult) -> str:
 def _gain(gain: Ratio) -> str:
     assert gain.interval is not None, "of enough rounds"
     low, high = gain.interval
-    return f"the model's takes {gain.median:.2f} times as long as the new one's ({low:.2f} to {high:.2f})"
+    return f"the model's takes {gain.median:.2f} times as long as the new one's ({low:.2f} to {high:.2f} by round)"
 
 
 def _tune(cost_model: CostModel, state: GraphState, trials: int, seed: int) -> list[Tuned]:

@@ -112,7 +112,7 @@ def test_the_command_writes_the_plan_of_what_is_left(
     assert len(Plan.load(plan)) == 0
     assert json.loads(figures.read_text())["measured_gain_interval"] == [0.8, 0.8]
     assert "by 0 rewrites" in (out := capsys.readouterr().out)
-    assert "the model's takes 0.80 times as long as the new one's (0.80 to 0.80)" in out
+    assert "the model's takes 0.80 times as long as the new one's (0.80 to 0.80 by round)" in out
 
 
 def test_modules_are_really_timed(found: SearchResult, cost_model: CostModel) -> None:
