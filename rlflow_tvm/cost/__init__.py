@@ -13,7 +13,7 @@ from rlflow_tvm.cost.machine import cpu_model, target_key
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
 from rlflow_tvm.cost.quiet import QuietMachine
-from rlflow_tvm.cost.ratio import LEAST_ROUNDS, Ratio, median_interval, ratio_json
+from rlflow_tvm.cost.ratio import LEAST_ROUNDS, Ratio, ratio_json
 from rlflow_tvm.cost.roofline import Roofline, export_peak, measure_roofline, peak_flops
 from rlflow_tvm.cost.rpc import RpcDevices
 from rlflow_tvm.cost.temperature import Temperatures
@@ -38,8 +38,8 @@ __all__ = [
     "Prediction",
     "PredictionPolicy",
     "QuietMachine",
-    "Roofline",
     "Ratio",
+    "Roofline",
     "RpcDevices",
     "Runners",
     "Sample",
@@ -57,7 +57,6 @@ __all__ = [
     "measure_interleaved",
     "measure_module",
     "measure_roofline",
-    "median_interval",
     "peak_flops",
     "ratio_json",
     "target_key",

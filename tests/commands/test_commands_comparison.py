@@ -19,7 +19,8 @@ from rlflow_tvm import compare, comparison, comparison_methods, comparison_table
 from rlflow_tvm.comparison import CONVERTED, ONNXRUNTIME, UNSEARCHED, searched_name, summary, tuned_name
 from rlflow_tvm.comparison_figures import Comparison, Gains, Row
 from rlflow_tvm.comparison_methods import methods
-from rlflow_tvm.cost import Candidate, EndToEnd, Ratio, median_interval
+from rlflow_tvm.cost import Candidate, EndToEnd, Ratio
+from rlflow_tvm.cost.ratio import median_interval
 from rlflow_tvm.errors import RewriteError, UsageError
 from rlflow_tvm.frontend import zoo
 from rlflow_tvm.kernels import Choices, default_target
