@@ -16,6 +16,7 @@ from .cuda.layout import channels_last
 from .fuse import FusedCall, Fuser
 from .launches import Launch, Launches, number_launches
 from .legalize import Legalizer, check_lowered
+from .rows import RowLifter
 from .split import Split, WeightSplitter, make_function
 
 
@@ -57,6 +58,7 @@ class Lowering:
 
     def __init__(self, target: Target, choose: Chooser = heuristic_choice) -> None:
         self.target = target
+        self._lift = RowLifter()
         self._legalize = Legalizer(target, choose)
         self._split = WeightSplitter()
         self._fuse = Fuser()
@@ -83,9 +85,10 @@ class Lowering:
 
     def _divide(self, mod: tvm.IRModule | Dataflow) -> tuple[Split, dict[str, tirx.PrimFunc]]:
         """Of a module in the working form."""
+        flow = self._lift(mod if isinstance(mod, Dataflow) else Dataflow.from_module(mod))
         if self.target.kind.name == "cuda":
-            mod = channels_last(mod.module if isinstance(mod, Dataflow) else mod)
-        legal, prim_funcs = self._legalize(mod if isinstance(mod, Dataflow) else Dataflow.from_module(mod))
+            flow = channels_last(flow)
+        legal, prim_funcs = self._legalize(flow)
         return self._split(legal), prim_funcs
 
     def _module(self, main: Dataflow, prim_funcs: dict[str, tirx.PrimFunc]) -> tvm.IRModule:
