@@ -72,9 +72,15 @@ def is_static(ty: relax.Type) -> bool:
     """Whether all extents of tensors of the type are numbers."""
     if isinstance(ty, relax.TupleType):
         return all(is_static(field) for field in ty.fields)
-    if not isinstance(ty, relax.TensorType):
-        return True
-    return isinstance(ty.shape, relax.ShapeExpr) and all(isinstance(e, tvm.tirx.IntImm) for e in ty.shape.values)
+    return not isinstance(ty, relax.TensorType) or known_shape(ty) is not None
+
+
+def known_shape(ty: relax.Type) -> tuple[int, ...] | None:
+    """The shape of a tensor's type; None where an extent is no number, or it is no tensor's."""
+    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+        return None
+    extents = list(ty.shape.values)
+    return tuple(map(int, extents)) if all(isinstance(each, tvm.tirx.IntImm) for each in extents) else None
 
 
 def main_of(mod: tvm.IRModule) -> relax.Function:

@@ -10,6 +10,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from rlflow_tvm.ir import known_shape
+
 
 def bake_constants(func: relax.Function) -> relax.Function:
     """Evaluate views and plain arithmetic of constants in `func`; take out views that leave shape and type alone.
@@ -25,9 +27,9 @@ class _Baker(relax.PyExprMutator):
         call = self.visit_expr_post_order(call)
         if not isinstance(call, relax.Call) or not isinstance(call.op, tvm.ir.Op):
             return call
-        if call.op.name == "relax.shape_of" and _shape(call.args[0]) is not None:
+        if call.op.name == "relax.shape_of" and known_shape(call.args[0].ty) is not None:
             return call.args[0].ty.shape
-        if not isinstance(call.ty, relax.TensorType) or _shape(call) is None:
+        if not isinstance(call.ty, relax.TensorType) or known_shape(call.ty) is None:
             return call
         if call.op.name in _VIEWS and _leaves_alone(call):
             return call.args[0]
@@ -54,23 +56,15 @@ class _Baker(relax.PyExprMutator):
 def _leaves_alone(call: relax.Call) -> bool:
     data = call.args[0]
     shape = _extents(call)
-    if shape != _shape(data) or _dtype(call) != _dtype(data):
+    if shape != known_shape(data.ty) or _dtype(call) != _dtype(data):
         return False
     if call.op.name != "relax.permute_dims":
         return True
     return [a for a in _axes(call) if shape[a] != 1] == [a for a in range(len(shape)) if shape[a] != 1]
 
 
-def _shape(expr: relax.Expr) -> tuple[int, ...] | None:
-    """The static shape of a tensor, None where it has none."""
-    shape = getattr(expr.ty, "shape", None)
-    if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(d, tvm.tirx.IntImm) for d in shape.values):
-        return None
-    return tuple(int(d) for d in shape.values)
-
-
 def _extents(expr: relax.Expr) -> tuple[int, ...]:
-    shape = _shape(expr)
+    shape = known_shape(expr.ty)
     assert shape is not None, "looked at in visit_call_"
     return shape
 

@@ -213,7 +213,7 @@ def _check_outputs(func: relax.Function, graph: Graph) -> None:
             continue
         dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
         shape = graph.shape(name)
-        ours = tuple(int(extent) for extent in ty.shape.values) if _is_static(ty) else None
+        ours = ir.known_shape(ty)
         if ours is None or str(ty.dtype.dtype) != dtype or shape not in (None, ours):
             raise FrontendError(
                 f"{graph.label}: TVM imports the output {name!r} as {'x'.join(map(str, ours or '?'))} of "
@@ -224,7 +224,7 @@ def _check_outputs(func: relax.Function, graph: Graph) -> None:
 
 def _check_body(func: relax.Function, graph: Graph) -> None:
     for binding in ir.single_block(func):
-        if isinstance(binding.var.ty, relax.TensorType | relax.TupleType) and _is_static(binding.var.ty):
+        if isinstance(binding.var.ty, relax.TensorType | relax.TupleType) and ir.is_static(binding.var.ty):
             continue
         culprit = next((n for n in graph.nodes if any(graph.shape(o) is None for o in n.output if o)), None)
         where = f"node {culprit.name!r} ({culprit.op_type})" if culprit is not None else f"value {binding.var.name!r}"
@@ -232,14 +232,6 @@ def _check_body(func: relax.Function, graph: Graph) -> None:
             f"{graph.label}: the shape of {where} is known only at run time: only static shapes are supported, "
             "export the model without operators whose output size depends on data"
         )
-
-
-def _is_static(ty: tvm.ir.Type) -> bool:
-    if isinstance(ty, relax.TupleType):
-        return all(_is_static(field) for field in ty.fields)
-    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
-        return False
-    return all(isinstance(extent, tvm.tirx.IntImm) for extent in ty.shape.values)
 
 
 class _Attributes(dict):

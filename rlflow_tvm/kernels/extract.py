@@ -10,13 +10,13 @@ from tvm.target import Target
 
 from rlflow_tvm.dataflow import Dataflow, Node
 from rlflow_tvm.ir import detach
+from rlflow_tvm.rows import RowLifter
 
 from .choice import Chooser, heuristic_choice
 from .cuda.layout import channels_last
 from .fuse import FusedCall, Fuser
 from .launches import Launch, Launches, number_launches
 from .legalize import Legalizer, check_lowered
-from .rows import RowLifter
 from .split import Split, WeightSplitter, make_function
 
 
@@ -87,7 +87,7 @@ class Lowering:
         """Of a module in the working form."""
         flow = self._lift(mod if isinstance(mod, Dataflow) else Dataflow.from_module(mod))
         if self.target.kind.name == "cuda":
-            flow = channels_last(flow)
+            flow = Dataflow.from_module(channels_last(flow.module))
         legal, prim_funcs = self._legalize(flow)
         return self._split(legal), prim_funcs
 

@@ -18,6 +18,7 @@ from tvm.target import Target
 
 from rlflow_tvm.dataflow import Dataflow, Node, canonical, substitute
 from rlflow_tvm.errors import KernelError, RlflowError
+from rlflow_tvm.ir import known_shape
 
 from .choice import Choice, Chooser, Implementation, LegalizeFunc, heuristic_choice
 from .cuda import legalize as cuda
@@ -274,7 +275,7 @@ def is_free_reshape(call: relax.Call) -> bool:
     name = call.op.name
     if name not in _RESHAPES and name != _TRANSPOSE:
         return False
-    source, target = _static_shape(call.args[0].ty), _static_shape(call.ty)
+    source, target = known_shape(call.args[0].ty), known_shape(call.ty)
     if source is None or target is None:
         return False
     if name != _TRANSPOSE:
@@ -285,22 +286,13 @@ def is_free_reshape(call: relax.Call) -> bool:
     return moved == sorted(moved)
 
 
-def _static_shape(ty: relax.Type) -> tuple[int, ...] | None:
-    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
-        return None
-    extents = list(ty.shape)
-    if not all(isinstance(e, tirx.IntImm) for e in extents):
-        return None
-    return tuple(int(e) for e in extents)
-
-
 def _attrs_key(attrs: tvm.ir.Attrs | None) -> int:
     return 0 if attrs is None else tvm_ffi.structural_hash(attrs)
 
 
 def _type_key(ty: relax.Type) -> Key | str:
     if isinstance(ty, relax.TensorType):
-        shape = _static_shape(ty)
+        shape = known_shape(ty)
         if shape is not None:
             return (str(ty.dtype), *shape)
     return str(ty)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 
 from rlflow_tvm.dataflow import Dataflow, Node, canonical, substitute
+from rlflow_tvm.ir import known_shape
 
 _REMEMBERED = 50_000
 
@@ -135,5 +136,4 @@ def make_function(flow: Dataflow) -> relax.Function:
 
 def _is_static(node: Node) -> bool:
     """Whether the shape that a `shape_of` gives is known."""
-    ty = node.value.args[0].ty
-    return isinstance(ty.shape, relax.ShapeExpr) and all(isinstance(e, tirx.IntImm) for e in ty.shape)
+    return known_shape(node.value.args[0].ty) is not None

@@ -14,7 +14,6 @@ _BEFORE_THE_KERNEL = {
     "launches.py",
     "legalize.py",
     "partition.py",
-    "rows.py",
     "split.py",
 }
 """What only decides which kernels a graph has: a kernel is known by its own structure, whatever that came from."""

@@ -16,7 +16,7 @@ from tvm import relax
 
 from rlflow_tvm.dataflow import Dataflow
 from rlflow_tvm.kernels import RULE_ATTR, extract_kernels, schedule_kernel
-from rlflow_tvm.kernels.rows import RowLifter
+from rlflow_tvm.rows import RowLifter
 
 nn = relax.op.nn
 

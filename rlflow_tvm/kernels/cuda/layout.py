@@ -7,19 +7,20 @@ the graph's ends and round operators that need the channels where they were. Tho
 
 from __future__ import annotations
 
+import tvm
 from tvm import relax
 
-from rlflow_tvm.dataflow import Dataflow, Node
-
 _LAYOUTS = {"relax.nn.conv2d": ["NHWC", "OHWI"]}
+_CONV = tvm.ir.Op.get("relax.nn.conv2d")
 
 
-def channels_last(flow: Dataflow) -> Dataflow:
-    """`flow` with its "NCHW" convolutions in "NHWC"; the same object where it has none."""
-    if not any(_is_plain_convolution(node) for node in flow.nodes):
-        return flow
-    return Dataflow.from_module(relax.transform.ConvertLayout(_LAYOUTS)(flow.module))
+def channels_last(mod: tvm.IRModule) -> tvm.IRModule:
+    """`mod` (working form) with its "NCHW" convolutions in "NHWC"; the same object where it has none."""
+    bindings = (binding for block in mod["main"].body.blocks for binding in block.bindings)
+    if not any(_is_plain_convolution(binding.value) for binding in bindings):
+        return mod
+    return relax.transform.ConvertLayout(_LAYOUTS)(mod)
 
 
-def _is_plain_convolution(node: Node) -> bool:
-    return node.op in _LAYOUTS and node.value.attrs.data_layout == "NCHW"
+def _is_plain_convolution(value: relax.Expr) -> bool:
+    return isinstance(value, relax.Call) and value.op == _CONV and value.attrs.data_layout == "NCHW"

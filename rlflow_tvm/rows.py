@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from tvm import relax, tirx
+from tvm import relax
 
 from rlflow_tvm.dataflow import Dataflow, Node, substitute
+from rlflow_tvm.ir import known_shape
 
 _CONV = "relax.nn.conv1d"
 _POOLS = {"relax.nn.max_pool1d": relax.op.nn.max_pool2d, "relax.nn.avg_pool1d": relax.op.nn.avg_pool2d}
@@ -99,15 +100,15 @@ def _begins(node: Node) -> bool:
         plain = node.value.attrs.layout == "NCW" and node.value.attrs.out_layout in ("", "NCW")
     else:
         return False
-    return plain and all(_shape(arg.ty) is not None for arg in (node.var, *node.inputs))
+    return plain and all(known_shape(arg.ty) is not None for arg in (node.var, *node.inputs))
 
 
 def _goes_over(node: Node) -> bool:
     """Whether an operator with a lifted operand does to images what it does to rows."""
     if node.op != _CONCAT and node.op not in _ELEMENTWISE:
         return False
-    shape = _shape(node.var.ty)
-    return shape is not None and len(shape) == _RANK and all(_shape(var.ty) is not None for var in node.inputs)
+    shape = known_shape(node.var.ty)
+    return shape is not None and len(shape) == _RANK and all(known_shape(var.ty) is not None for var in node.inputs)
 
 
 def _lift(node: Node, images: Mapping[relax.Var, relax.Var]) -> list[Node]:
@@ -115,7 +116,7 @@ def _lift(node: Node, images: Mapping[relax.Var, relax.Var]) -> list[Node]:
     nodes: list[Node] = []
     operands: dict[relax.Var, relax.Expr] = {}
     for i, var in enumerate(node.reads):
-        shape = _shape(var.ty)
+        shape = known_shape(var.ty)
         assert shape is not None  # `_begins` and `_goes_over` have seen to that
         if var in images:
             operands[var] = images[var]
@@ -146,17 +147,9 @@ def _on_images(node: Node, call: relax.Call) -> relax.Call:
     return _POOLS[node.op](call.args[0], size, **window, **kept)
 
 
-def _shape(ty: relax.Type) -> list[int] | None:
-    """Of a tensor, where all of it is known; None otherwise."""
-    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
-        return None
-    extents = list(ty.shape)
-    return [int(extent) for extent in extents] if all(isinstance(each, tirx.IntImm) for each in extents) else None
-
-
 def _image_type(ty: relax.TensorType) -> relax.TensorType:
     """With the axis of the one line before the last one."""
-    shape = _shape(ty)
+    shape = known_shape(ty)
     assert shape is not None
     return relax.TensorType([*shape[:-1], 1, shape[-1]], str(ty.dtype))
 
