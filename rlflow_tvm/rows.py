@@ -16,7 +16,9 @@ from tvm import relax
 from rlflow_tvm.dataflow import Dataflow, Node, substitute
 from rlflow_tvm.ir import known_shape
 
-_CONV = "relax.nn.conv1d"
+_CONVS = {"relax.nn.conv1d": "OIW", "relax.nn.conv1d_transpose": "IOW"}
+"""Operator -> the layout of its weights."""
+
 _POOLS = {"relax.nn.max_pool1d": relax.op.nn.max_pool2d, "relax.nn.avg_pool1d": relax.op.nn.avg_pool2d}
 _CONCAT = "relax.concat"
 _ELEMENTWISE = frozenset(
@@ -93,9 +95,10 @@ def _rows(var: relax.Var, image: relax.Var) -> list[Node]:
 
 def _begins(node: Node) -> bool:
     """Whether it is a one-dimensional convolution or pool that can be lifted."""
-    if node.op == _CONV:
+    if node.op in _CONVS:
         attrs = node.value.attrs
-        plain = attrs.data_layout == "NCW" and attrs.kernel_layout == "OIW" and attrs.out_layout in ("", "NCW")
+        layouts = attrs.data_layout, attrs.kernel_layout, attrs.out_layout or attrs.data_layout
+        plain = layouts == ("NCW", _CONVS[node.op], "NCW")
     elif node.op in _POOLS:
         plain = node.value.attrs.layout == "NCW" and node.value.attrs.out_layout in ("", "NCW")
     else:
@@ -140,8 +143,12 @@ def _on_images(node: Node, call: relax.Call) -> relax.Call:
     strides, dilation = ((1, int(values[0])) for values in (attrs.strides, attrs.dilation))
     left, right = (int(side) for side in attrs.padding)
     window = {"strides": strides, "padding": (0, left, 0, right), "dilation": dilation}
-    if node.op == _CONV:
-        return relax.op.nn.conv2d(*call.args, groups=int(attrs.groups), out_dtype=attrs.out_dtype or None, **window)
+    if node.op in _CONVS:
+        kept = {"groups": int(attrs.groups), "out_dtype": attrs.out_dtype or None}
+        if node.op == "relax.nn.conv1d":
+            return relax.op.nn.conv2d(*call.args, **window, **kept)
+        behind = (0, int(attrs.output_padding[0]))
+        return relax.op.nn.conv2d_transpose(*call.args, output_padding=behind, **window, **kept)
     size = (1, int(attrs.pool_size[0]))
     kept = {"ceil_mode": bool(attrs.ceil_mode), "count_include_pad": bool(attrs.count_include_pad)}
     return _POOLS[node.op](call.args[0], size, **window, **kept)

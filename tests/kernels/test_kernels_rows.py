@@ -74,8 +74,7 @@ def names(build: Callable[..., relax.Expr], shapes: list[tuple[int, ...]], weigh
     return [kernel.name for kernel in extract_kernels(graph(build, shapes, weights), TARGET)]
 
 
-@pytest.mark.parametrize("weights", [0, 1])
-@pytest.mark.parametrize("conv", CONVS, ids=str)
+@pytest.mark.parametrize(("conv", "weights"), [*((conv, 1) for conv in CONVS), (CONVS[0], 0), (CONVS[5], 0)], ids=str)
 def test_convolutions(conv: Conv, weights: int) -> None:
     shapes = [conv.data, conv.weight]
     arrays = random_arrays(shapes)
