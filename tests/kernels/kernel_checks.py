@@ -75,3 +75,9 @@ def check(
         scale = max(float(np.abs(want).max()), 1e-3)
         np.testing.assert_allclose(got / scale, want / scale, rtol=0, atol=tolerance)
     return outcome
+
+
+def assert_close(result: np.ndarray, expected: np.ndarray) -> None:
+    """Equal to a few roundings of float32, of the largest value."""
+    assert result.shape == expected.shape
+    np.testing.assert_allclose(result, expected, rtol=0, atol=3e-6 * max(1.0, float(np.abs(expected).max())))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
-from kernel_checks import graph, random_arrays
+from kernel_checks import assert_close, graph, random_arrays
 from tvm import relax
 
 from rlflow_tvm.kernels import Choices, Lowering, default_target, pipeline, schedule_kernel
@@ -66,11 +66,6 @@ def product(data: np.ndarray, weight: np.ndarray, strides: tuple[int, int] = (1,
     """The pointwise convolution in numpy, in float64."""
     used = data[:, :, :: strides[0], :: strides[1]].astype("float64")
     return np.einsum("ncyx,oc->noyx", used, weight[:, :, 0, 0].astype("float64"))
-
-
-def assert_close(result: np.ndarray, expected: np.ndarray) -> None:
-    assert result.shape == expected.shape
-    np.testing.assert_allclose(result, expected, rtol=0, atol=3e-6 * max(1.0, float(np.abs(expected).max())))
 
 
 @pytest.mark.parametrize("target", [TARGET, HASWELL, SKYLAKE], ids=["here", "haswell", "skylake"])

@@ -10,7 +10,7 @@ import pytest
 import tvm
 from cuda_checks import TARGET as CUDA
 from cuda_checks import How, run_on_host, serialised, unscheduled
-from kernel_checks import TARGET, graph, random_arrays, run
+from kernel_checks import TARGET, assert_close, graph, random_arrays, run
 from numpy.lib.stride_tricks import sliding_window_view
 from tvm import relax
 
@@ -65,11 +65,6 @@ CONVS = [
 ]
 
 
-def close(result: np.ndarray, expected: np.ndarray) -> None:
-    assert result.shape == expected.shape
-    np.testing.assert_allclose(result, expected, rtol=0, atol=3e-6 * max(1.0, float(np.abs(expected).max())))
-
-
 def names(build: Callable[..., relax.Expr], shapes: list[tuple[int, ...]], weights: int = 0) -> list[str]:
     return [kernel.name for kernel in extract_kernels(graph(build, shapes, weights), TARGET)]
 
@@ -79,7 +74,7 @@ def test_convolutions(conv: Conv, weights: int) -> None:
     shapes = [conv.data, conv.weight]
     arrays = random_arrays(shapes)
     (result,) = run(graph(conv.call, shapes, weights), arrays, weights).values
-    close(result, conv(*arrays))
+    assert_close(result, conv(*arrays))
 
 
 def test_what_follows_is_fused() -> None:
@@ -100,7 +95,7 @@ def test_what_follows_is_fused() -> None:
     (result,) = run(graph(build, shapes, 1), arrays, 1).values
     data, bias, residual, scale, line, number, weight = (array.astype("float64") for array in arrays)
     value = line - (np.maximum(conv(data, weight) + bias, 0) + residual) * scale - number
-    close(result, np.clip(np.where(value < number, np.tanh(value), value), -2, 3))
+    assert_close(result, np.clip(np.where(value < number, np.tanh(value), value), -2, 3))
     found = names(build, shapes, 1)
     assert len(found) == 1
     assert found[0].startswith("fused_conv2d_add_relu_add_multiply_subtract_subtract")
@@ -123,7 +118,7 @@ def test_two_share_an_input_and_join() -> None:
     softmax = np.exp(a) / np.exp(a).sum(axis=2, keepdims=True)
     expected = [*joined, softmax, np.concatenate([a, arrays[0]], 0), b]
     for result, wanted in zip(run(mod, arrays).values, expected, strict=True):
-        close(result, wanted)
+        assert_close(result, wanted)
 
 
 @pytest.mark.parametrize("ceil_mode", [False, True])
@@ -143,7 +138,7 @@ def test_pools(size: int, stride: int, padding: tuple[int, int], dilation: int, 
     machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
     expected = machine["main"](tvm.runtime.tensor(data))
     for result, wanted in zip(run(mod, [data]).values, expected, strict=True):
-        close(result, wanted.numpy())
+        assert_close(result, wanted.numpy())
 
 
 def test_what_stays_a_row() -> None:
@@ -157,7 +152,7 @@ def test_what_stays_a_row() -> None:
     data, weight = random_arrays([(1, 20, 4), (3, 4, 8)])
     (result,) = run(graph(last, [data.shape, weight.shape]), [data, weight]).values
     expected = Conv((1, 4, 20), 8, 3)(data.transpose(0, 2, 1), weight.transpose(2, 1, 0)).transpose(0, 2, 1)
-    close(result, np.maximum(expected, 0))
+    assert_close(result, np.maximum(expected, 0))
 
 
 def test_equal_nodes_stay_the_same_objects() -> None:
@@ -181,4 +176,4 @@ def test_on_a_gpu(how: How) -> None:
     rules = [str(schedule_kernel(kernel.func, CUDA).attrs[RULE_ATTR]) for kernel in extract_kernels(mod, CUDA)]
     assert "matmul" in rules
     (result,) = run_on_host(mod, arrays, how)
-    close(result, np.maximum(conv(*arrays), 0))
+    assert_close(result, np.maximum(conv(*arrays), 0))

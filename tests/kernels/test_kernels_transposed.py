@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tvm
 from cuda_checks import How, run_on_host, serialised, unscheduled
-from kernel_checks import TARGET, graph, random_arrays, run
+from kernel_checks import TARGET, assert_close, graph, random_arrays, run
 from tvm import relax
 
 from rlflow_tvm.dataflow import Dataflow
@@ -87,18 +87,13 @@ CASES = {
 }  # fmt: skip
 
 
-def close(result: np.ndarray, expected: np.ndarray) -> None:
-    assert result.shape == expected.shape
-    np.testing.assert_allclose(result, expected, rtol=0, atol=3e-6 * max(1.0, float(np.abs(expected).max())))
-
-
 @pytest.mark.parametrize(("case", "weights"), [*((case, 1) for case in CASES), ("DCGAN", 0), ("row", 0)])
 def test_transposed_convolutions(case: str, weights: int) -> None:
     conv = CASES[case]
     shapes = [conv.data, conv.weight]
     mod, arrays = graph(conv.call, shapes, weights), random_arrays(shapes)
     (result,) = run(mod, arrays, weights).values
-    close(result, conv(*arrays))
+    assert_close(result, conv(*arrays))
     names = [kernel.name for kernel in extract_kernels(mod, TARGET)]
     assert any("conv2d" in name for name in names)
     assert not any("transpose" in name for name in names) or not weights, names
@@ -114,7 +109,7 @@ def test_what_follows_is_fused() -> None:
 
     mod, arrays = graph(build, shapes, 2), random_arrays(shapes)
     data, bias, weight = arrays
-    close(run(mod, arrays, 2).values[0], np.maximum(conv(data, weight) + bias, 0))
+    assert_close(run(mod, arrays, 2).values[0], np.maximum(conv(data, weight) + bias, 0))
     assert [kernel.name for kernel in extract_kernels(mod, TARGET)] == ["conv2d", "fused_interleave_add_relu"]
 
 
@@ -124,7 +119,7 @@ def test_stride_and_dilation_together_stay() -> None:
     flow = Dataflow.from_module(graph(conv.call, shapes))
     assert TransposedConvolutions()(flow) is flow
     arrays = random_arrays(shapes)
-    close(run(graph(conv.call, shapes), arrays).values[0], conv(*arrays))
+    assert_close(run(graph(conv.call, shapes), arrays).values[0], conv(*arrays))
 
 
 def test_equal_nodes_stay_the_same_objects() -> None:
@@ -157,7 +152,7 @@ def test_a_prim_func_of_the_modules_own_keeps_its_name() -> None:
     flow = plain(Dataflow.from_module(mod))
     assert len({global_var.name_hint for global_var in flow.prim_funcs}) == len(flow.prim_funcs) == 2
     arrays = random_arrays(shapes)
-    close(run(mod, arrays).values[0], 2 * conv(*arrays))
+    assert_close(run(mod, arrays).values[0], 2 * conv(*arrays))
 
 
 @pytest.mark.parametrize("how", [unscheduled, serialised])
@@ -167,4 +162,4 @@ def test_on_a_gpu(case: str, how: How) -> None:
     shapes = [conv.data, conv.weight]
     arrays = random_arrays(shapes)
     (result,) = run_on_host(graph(conv.call, shapes), arrays, how)
-    close(result, conv(*arrays))
+    assert_close(result, conv(*arrays))
