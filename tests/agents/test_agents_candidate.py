@@ -75,8 +75,8 @@ def permuted(observation: dict, order: np.ndarray) -> dict:
     graph = observation["graph"]
     removed = observation["removed"].copy()
     removed[:, 0] = rank[removed[:, 0]]
-    places = observation["candidate_places"].copy()
-    places[:count] = places[order]
+    places, rules = observation["candidate_places"].copy(), observation["candidate_rules"].copy()
+    places[:count], rules[:count] = places[order], rules[order]
     relabelled = np.where(owner < 0, -1, rank[np.maximum(owner, 0)])
     return {
         **observation,
@@ -84,6 +84,7 @@ def permuted(observation: dict, order: np.ndarray) -> dict:
         "node_candidate": relabelled[moved].astype(np.int32),
         "removed": removed,
         "candidate_places": places,
+        "candidate_rules": rules,
     }
 
 
@@ -106,11 +107,12 @@ def test_permuting_the_candidates_permutes_the_probabilities(policy, candidates)
 
 
 def test_candidates_do_not_see_each_other(policy, candidates):
-    """Odds between two candidates are the same whether a third one is there or not."""
+    """Odds between two candidates are the same whether a third one is there or not, but for what its rule shares."""
     for observation in observations(candidates):
         count = int(observation["candidate_mask"].sum()) - 1
         whole = policy.probabilities(policy.compact(observation))
         kept = policy.compact(observation)
+        shared = collate([kept]).site_alike.numpy()[: count - 1]
         owner = kept.node_candidate
         alive = np.flatnonzero(owner < count - 1)
         where = np.full(len(owner), -1)
@@ -124,11 +126,32 @@ def test_candidates_do_not_see_each_other(policy, candidates):
             node_candidate=owner[alive],
             removed=kept.removed[kept.removed[:, 0] < count - 1],
             site_numbers=np.delete(kept.site_numbers, count - 1),
+            site_rules=np.delete(kept.site_rules, count - 1),
             site_places=np.delete(kept.site_places, count - 1, axis=0),
             site_known=np.delete(kept.site_known, count - 1, axis=0),
         )
         without = policy.probabilities(less)
-        np.testing.assert_allclose(without[: count - 1] / without[-1], whole[: count - 1] / whole[-1], rtol=1e-4)
+        left = collate([less]).site_alike.numpy()[: count - 1]
+        assert (left <= shared).all()
+        assert np.unique(shared[left < shared]).size <= 1, "only one rule lost a candidate"
+        odds, before = without[: count - 1] / without[-1], whole[: count - 1] / whole[-1]
+        np.testing.assert_allclose(odds * left, before * shared, rtol=1e-4)
+
+
+@pytest.mark.parametrize("by_rule", [True, False])
+def test_what_a_new_policy_draws(policy, candidates, by_rule):
+    """Each rule, and stop more seldom; or each candidate, stop among them."""
+    new = CandidatePolicy(policy.sizes, dataclasses.replace(CONFIG, by_rule=by_rule))
+    torch.nn.init.zeros_(new.score_head.weight)
+    for observation in observations(candidates):
+        count = int(observation["candidate_mask"].sum()) - 1
+        probabilities, rules = new.probabilities(new.compact(observation)), observation["candidate_rules"][:count]
+        each = (
+            [probabilities[:count][rules == rule].sum() for rule in np.unique(rules)]
+            if by_rule
+            else probabilities[:count]
+        )
+        np.testing.assert_allclose(each, probabilities[-1] * np.exp(3.0 if by_rule else 0.0), rtol=1e-5)
 
 
 def test_a_batch_gives_what_its_members_give_alone(policy, candidates):

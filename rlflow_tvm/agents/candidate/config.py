@@ -18,12 +18,15 @@ class CandidateConfig(PPOConfig):
         minibatch_size: as X-RLflow's: a graph comes with all of its candidates.
         heads: of each attention layer.
         change_rounds: message rounds among what candidates add.
+        by_rule: whether a new policy draws each rule as often as any other, as one in two steps does, and not each
+            candidate. Drawn evenly, most of what is tried are candidates of the few rules that match everywhere.
     """
 
     minibatch_size: int = 16
     n_epochs: int = 4
     heads: int = 4
     change_rounds: int = 2
+    by_rule: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,9 +46,10 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "rounds": 5,
         "remembered_share": 0.0,
         "informed_share": 0.0,
+        "by_rule": False,
         "scale_rewards": False,
         "normalise_values": False,
     }
 }
-"""Settings by name. X-RLflow's (section 4.1 and its code): nothing is remembered or known of places. It updates after
-ten episodes; here after some 256 steps, for episodes end by themselves."""
+"""Settings by name. X-RLflow's (section 4.1 and its code): nothing is remembered, or known of places or rules. It
+updates after ten episodes; here after some 256 steps, for episodes end by themselves."""

@@ -19,6 +19,8 @@ from rlflow_tvm.agents.observation import graph_copied
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.errors import AgentError
 
+_PARTS = {"node_candidate", "candidate_rules"}
+
 
 @dataclass(frozen=True)
 class CandidateSizes:
@@ -37,10 +39,11 @@ class CandidateSizes:
         """The sizes of an environment's `observation_space`; AgentError if it is not one of a candidate environment."""
         parts = space.spaces if isinstance(space, spaces.Dict) else {}
         graph, places = parts.get("graph"), parts.get("candidate_places")
-        if not isinstance(graph, spaces.Graph) or not isinstance(places, spaces.Box) or "node_candidate" not in parts:
+        if not isinstance(graph, spaces.Graph) or not isinstance(places, spaces.Box) or not parts.keys() >= _PARTS:
             raise AgentError(
                 f"observation space {type(space).__name__}({', '.join(parts)}) is not a candidate environment's; it "
-                "needs graph, node_candidate, removed, candidate_mask and candidate_places: use CandidateEnv"
+                "needs graph, node_candidate, removed, candidate_mask, candidate_rules and candidate_places: use "
+                "CandidateEnv"
             )
         nodes, edges = graph.node_space, graph.edge_space
         if not isinstance(nodes, spaces.Box) or not isinstance(edges, spaces.Box):
@@ -63,6 +66,7 @@ class CandidateObservation:
     node_candidate: np.ndarray  # int32 (N+M,), the candidate that adds a node, ascending; -1 first, for the graph's
     removed: np.ndarray  # int32 (K, 2), (candidate, node)
     site_numbers: np.ndarray  # int32 (S,), the actions
+    site_rules: np.ndarray  # int16 (S,), of the candidates
     site_places: np.ndarray  # int64 (S, P), see `places`
     site_known: np.ndarray  # float32 (S, 2P+1), what the policy was told of them
 
@@ -101,6 +105,7 @@ def compact(
         node_candidate=owner,
         removed=np.array(observation["removed"], np.int32).reshape(-1, 2),
         site_numbers=numbers,
+        site_rules=np.asarray(observation["candidate_rules"])[numbers].astype(np.int16),
         site_places=places,
         site_known=(Places().known if told is None else told)(places),
     )
@@ -127,6 +132,7 @@ class CandidateBatch:
     removed_site: torch.Tensor  # (K,)
     site_graph: torch.Tensor  # (S,)
     site_offsets: np.ndarray  # (B+1,) where each graph's sites begin
+    site_alike: torch.Tensor  # (S,) of how many of its graph's sites the rule is the same, itself included
     site_known: torch.Tensor  # (S, 2P+1)
     site_stops: torch.Tensor  # (S,) 1 for stop
 
@@ -170,9 +176,15 @@ def collate(observations: Sequence[CandidateObservation]) -> CandidateBatch:
         removed_site=gone[:, 0],
         site_graph=torch.from_numpy(np.repeat(np.arange(len(observations)), site_counts)),
         site_offsets=site_offsets,
+        site_alike=torch.from_numpy(np.concatenate([_alike(each.site_rules) for each in observations])),
         site_known=torch.from_numpy(np.concatenate([each.site_known for each in observations])),
         site_stops=stops,
     )
+
+
+def _alike(rules: np.ndarray) -> np.ndarray:
+    _, which, counts = np.unique(rules, return_inverse=True, return_counts=True)
+    return counts[which].astype(np.float32)
 
 
 def _graph(links: torch.Tensor, nodes: int, edges: torch.Tensor) -> dgl.DGLGraph:

@@ -2,7 +2,8 @@
 
 The graph now is encoded whole, a candidate by its difference to it: the nodes that it would add, among the graph's own,
 and those that it would remove. Its score is a function of the graph and of that, the same for all candidates and for
-stop, which changes nothing: the order of the candidates does not matter, nor how many there are.
+stop, which changes nothing: the order of the candidates does not matter, nor how many there are, but that those of one
+rule share what a rule is drawn at first (`by_rule`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rlflow_tvm.agents.candidate.observation import (
 )
 from rlflow_tvm.agents.encoder import MessageRound
 from rlflow_tvm.agents.graph_policy import GraphPolicy, Told, pick
-from rlflow_tvm.agents.heads import PolicyOutput, entropies, segment_log_softmax
+from rlflow_tvm.agents.heads import STOP_BIAS, PolicyOutput, entropies, segment_log_softmax
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.prior import Prior, features
 
@@ -99,7 +100,9 @@ class CandidatePolicy(GraphPolicy[CandidateObservation, CandidateBatch]):
         for head, gain in ((self.score_head, 0.01), (self.value_head, 1.0)):  # as in `heads`
             nn.init.orthogonal_(head.weight, gain)
             nn.init.zeros_(head.bias)
-        self.stop_bias = nn.Parameter(torch.zeros(()))
+        self.by_rule = config.by_rule
+        # drawn as often as a rule, stop would end episodes after a handful of steps
+        self.stop_bias = nn.Parameter(torch.tensor(STOP_BIAS if config.by_rule else 0.0))
         self.prior = Prior()
         self.places = Places()
 
@@ -107,6 +110,8 @@ class CandidatePolicy(GraphPolicy[CandidateObservation, CandidateBatch]):
         h, readout = self.encoder(batch.graph, batch.node_counts)
         sites = self.body(self._candidates(batch, h) + self.around(readout).index_select(0, batch.site_graph))
         logits = self.score_head(sites).squeeze(1) + self.prior(batch.site_known) + self.stop_bias * batch.site_stops
+        if self.by_rule:
+            logits = logits - batch.site_alike.log()
         log_probs = segment_log_softmax(logits, batch.site_graph, batch.num_graphs)
         best = dgl.ops.segment_reduce(torch.from_numpy(np.diff(batch.site_offsets)), sites, "max")
         values = self.scaled(self.value_head(self.value_body(torch.cat([readout, best], dim=1))))
