@@ -301,7 +301,7 @@ def test_it_solves_what_greedy_does_not(toy, candidates, tmp_path):
     assert toy.greedy(start) < toy.optimum(start)
 
     def solves(seed: int) -> bool:
-        config = CandidateConfig(hidden=32, rounds=2, heads=2, learning_rate=2e-3, ent_coef=0.06)
+        config = CandidateConfig(hidden=32, rounds=2, heads=2, learning_rate=2e-3, ent_coef=0.12)
         result = train(env, config, 4000, seed, tmp_path / str(seed), policy="candidate")
         agent = load_agent(result.checkpoint)
         observation, total, over = env.reset(seed=0)[0], 0.0, False
@@ -310,7 +310,7 @@ def test_it_solves_what_greedy_does_not(toy, candidates, tmp_path):
             total, over = total + reward, terminated or truncated
         return total == toy.optimum(start)
 
-    assert most_of(3, solves)
+    assert most_of(5, solves)
 
 
 def test_what_is_kept_is_checked_against_the_sizes(policy, candidates):
