@@ -175,3 +175,28 @@ class Dataflow:
     def structure(self) -> tuple[object, ...]:
         """What two equal functions have in common: the hash, and those of the PrimFuncs beside it."""
         return self.structural_hash, *((gv.name_hint, tvm_ffi.structural_hash(f)) for gv, f in self.prim_funcs.items())
+
+
+@dataclass(frozen=True)
+class Template:
+    """What a node becomes: bindings over `params` (the variables that it reads, in order), the last its value."""
+
+    params: tuple[relax.Var, ...]
+    bindings: tuple[relax.VarBinding, ...]
+
+    def in_place_of(self, node: Node) -> list[Node]:
+        """The nodes that compute what `node` does; the last binds its variable, the others are named after it."""
+        values: dict[relax.Var, relax.Expr] = dict(zip(self.params, node.inputs, strict=True))
+        nodes: list[Node] = []
+        for i, binding in enumerate(self.bindings):
+            last, var = i == len(self.bindings) - 1, binding.var
+            values[var] = node.var if last else relax.DataflowVar(f"{node.var.name}_{var.name}", var.ty)
+            nodes.append(bound(values[var], substitute(binding.value, values), var.ty))
+        return nodes
+
+
+def bound(var: relax.Var, value: relax.Expr, ty: relax.Type) -> Node:
+    """The node of a value of the type `ty`, which a new call does not know yet."""
+    if isinstance(value, relax.Call):  # tuples and their members know their type
+        relax.expr._update_type(value, ty)
+    return Node.of(var, value)

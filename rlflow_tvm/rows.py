@@ -13,7 +13,7 @@ from functools import partial
 
 from tvm import relax
 
-from rlflow_tvm.dataflow import Dataflow, Node, substitute
+from rlflow_tvm.dataflow import Dataflow, Node, bound, substitute
 from rlflow_tvm.ir import known_shape
 
 _CONVS = {"relax.nn.conv1d": "OIW", "relax.nn.conv1d_transpose": "IOW"}
@@ -128,7 +128,7 @@ def _lift(node: Node, images: Mapping[relax.Var, relax.Var]) -> list[Node]:
             nodes.append(_view(view, var, view.ty))
             operands[var] = view
     image = relax.DataflowVar(f"{node.var.name}_image", _image_type(node.var.ty))
-    nodes.append(_bind(image, _on_images(node, substitute(node.value, operands))))
+    nodes.append(bound(image, _on_images(node, substitute(node.value, operands)), image.ty))
     return nodes
 
 
@@ -162,9 +162,4 @@ def _image_type(ty: relax.TensorType) -> relax.TensorType:
 
 
 def _view(var: relax.Var, source: relax.Var, ty: relax.TensorType) -> Node:
-    return _bind(var, relax.op.reshape(source, ty.shape))
-
-
-def _bind(var: relax.Var, call: relax.Call) -> Node:
-    relax.expr._update_type(call, var.ty)
-    return Node.of(var, call)
+    return bound(var, relax.op.reshape(source, ty.shape), ty)

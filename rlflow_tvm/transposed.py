@@ -16,7 +16,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, te, tirx
 
-from rlflow_tvm.dataflow import Dataflow, Node, all_bindings, substitute
+from rlflow_tvm.dataflow import Dataflow, Node, Template, all_bindings
 from rlflow_tvm.ir import known_shape
 
 _OPERATOR = "relax.nn.conv2d_transpose"
@@ -57,11 +57,10 @@ class _Axis:
 
 
 @dataclass(frozen=True)
-class _Template:
-    """What a call becomes: bindings over `params` (data, weight), the last its value, and the PrimFuncs they call."""
+class _Plain:
+    """What a call (of data and weight) becomes, and the PrimFuncs that are called there."""
 
-    params: tuple[relax.Var, ...]
-    bindings: tuple[relax.VarBinding, ...]
+    template: Template
     prim_funcs: dict[tvm.ir.GlobalVar, tirx.PrimFunc]
 
 
@@ -69,8 +68,8 @@ class TransposedConvolutions:
     """Makes plain convolutions of a function's transposed ones; remembers them: equal nodes stay the same objects."""
 
     def __init__(self) -> None:
-        self._made: dict[relax.Binding, tuple[_Template, tuple[Node, ...]]] = {}
-        self._templates: dict[tuple, _Template] = {}
+        self._made: dict[relax.Binding, tuple[_Plain, tuple[Node, ...]]] = {}
+        self._known: dict[tuple, _Plain] = {}
         self._named = 0
 
     def __call__(self, flow: Dataflow) -> Dataflow:
@@ -89,20 +88,20 @@ class TransposedConvolutions:
                 continue
             known = self._made.get(node.binding)
             if known is None or any(global_var.name_hint in names for global_var in known[0].prim_funcs):
-                template = self._template(node.value, names)
-                known = self._made[node.binding] = template, _fill_in(template, node)
+                plain = self._plain(node.value, names)
+                known = self._made[node.binding] = plain, tuple(plain.template.in_place_of(node))
             nodes += known[1]
             prim_funcs |= known[0].prim_funcs
         return Dataflow(flow.params, flow.inputs, nodes, flow.output, flow.attrs, prim_funcs)
 
-    def _template(self, call: relax.Call, names: set[str]) -> _Template:
-        """That of `call`, calling no PrimFunc of one of the names."""
+    def _plain(self, call: relax.Call, names: set[str]) -> _Plain:
+        """What `call` becomes, calling no PrimFunc of one of the names."""
         key = (tvm_ffi.structural_hash(call.attrs), *((known_shape(arg.ty), str(arg.ty.dtype)) for arg in call.args))
-        template = self._templates.get(key)
-        while template is None or any(global_var.name_hint in names for global_var in template.prim_funcs):
-            template = self._templates[key] = _make(call, f"interleave{self._named}")
+        plain = self._known.get(key)
+        while plain is None or any(global_var.name_hint in names for global_var in plain.prim_funcs):
+            plain = self._known[key] = _make(call, f"interleave{self._named}")
             self._named += 1
-        return template
+        return plain
 
 
 def _is_taken(node: Node) -> bool:
@@ -114,7 +113,7 @@ def _is_taken(node: Node) -> bool:
     return layouts and all(1 in (int(stride), int(dilation)) for stride, dilation in steps)
 
 
-def _make(call: relax.Call, name: str) -> _Template:
+def _make(call: relax.Call, name: str) -> _Plain:
     """The plain convolution, and the PrimFunc `name` that puts its channels side by side where that is needed."""
     attrs, (data, weight) = call.attrs, call.args
     groups = int(attrs.groups)
@@ -139,7 +138,7 @@ def _make(call: relax.Call, name: str) -> _Template:
     mod = builder.finalize()
     main = mod["main"]
     prim_funcs = {gv: func for gv, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
-    return _Template(tuple(main.params), tuple(all_bindings(main)), prim_funcs)
+    return _Plain(Template(tuple(main.params), tuple(all_bindings(main))), prim_funcs)
 
 
 def _sorted_by_remainder(
@@ -175,16 +174,3 @@ def _sizes(tensor: relax.Expr) -> tuple[int, ...]:
     shape = known_shape(tensor.ty)
     assert shape is not None  # `_is_taken` has seen to that
     return shape
-
-
-def _fill_in(template: _Template, node: Node) -> tuple[Node, ...]:
-    values: dict[relax.Var, relax.Expr] = dict(zip(template.params, node.value.args, strict=True))
-    nodes: list[Node] = []
-    for i, binding in enumerate(template.bindings):
-        last = i == len(template.bindings) - 1
-        var = node.var if last else relax.DataflowVar(f"{node.var.name}_{binding.var.name}", binding.var.ty)
-        value = substitute(binding.value, values)
-        relax.expr._update_type(value, binding.var.ty)
-        values[binding.var] = var
-        nodes.append(Node.of(var, value))
-    return tuple(nodes)

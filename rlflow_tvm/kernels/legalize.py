@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.target import Target
 
-from rlflow_tvm.dataflow import Dataflow, Node, canonical, substitute
+from rlflow_tvm.dataflow import Dataflow, Node, Template, bound, canonical
 from rlflow_tvm.errors import KernelError, RlflowError
 from rlflow_tvm.ir import known_shape
 
@@ -47,14 +47,6 @@ _SCHEDULED_ATTR = "tirx.is_scheduled"
 
 
 @dataclass(frozen=True)
-class _Template:
-    """What one operator call becomes: bindings over `params` (the call's variables, in order), the last its value."""
-
-    params: tuple[relax.Var, ...]
-    bindings: tuple[relax.VarBinding, ...]
-
-
-@dataclass(frozen=True)
 class _Legal:
     """One node legalised: the nodes in its place, the PrimFuncs they call, whether one of them binds a tuple."""
 
@@ -76,7 +68,7 @@ class Legalizer:
         self._legalize_table = LEGALIZE[target.kind.name]
         self._implementations = IMPLEMENTATIONS[target.kind.name]
         self._passes: dict[tuple[str, str] | None, tvm.transform.Pass] = {None: _legalize_pass(self._legalize_table)}
-        self._templates: dict[Key, _Template] = {}
+        self._templates: dict[Key, Template] = {}
         self._global_vars: dict[str, tvm.ir.GlobalVar] = {}
         self._prim_funcs: dict[str, tirx.PrimFunc] = {}
         self._given: dict[tirx.PrimFunc, tvm.ir.GlobalVar] = {}
@@ -141,7 +133,7 @@ class Legalizer:
             self._given[prim_func] = self._add(call.args[0], annotated)
         global_var = self._given[prim_func]
         renamed = relax.Call(call.op, [global_var, *call.args[1:]], call.attrs, call.ty_args)
-        return _Legal.of([_bind(node.var, renamed, call.ty)], [global_var.name_hint])
+        return _Legal.of([bound(node.var, renamed, call.ty)], [global_var.name_hint])
 
     def _legalize(self, node: Node, weight: bool) -> _Legal:
         call = node.value
@@ -149,15 +141,16 @@ class Legalizer:
             return _Legal.of([node])
         if is_free_reshape(call):
             view = relax.op.reshape(call.args[0], node.var.ty.shape)
-            return _Legal.of([_bind(node.var, view, node.var.ty)])
+            return _Legal.of([bound(node.var, view, node.var.ty)])
         arguments = [_argument_key(arg) for arg in call.args]
         key = (node.op, weight, _attrs_key(call.attrs), *arguments)
         template = self._templates.get(key)
         if template is None:
             template = self._templates[key] = self._make_template(call, node.inputs, weight)
-        return _fill_in(template, node)
+        nodes = template.in_place_of(node)
+        return _Legal.of(nodes, [each.value.args[0].name_hint for each in nodes if each.op == _CALL_TIR.name])
 
-    def _make_template(self, call: relax.Call, variables: Sequence[relax.Var], weight: bool) -> _Template:
+    def _make_template(self, call: relax.Call, variables: Sequence[relax.Var], weight: bool) -> Template:
         params = [relax.Var(f"x{i}", var.ty) for i, var in enumerate(variables)]
         inputs = iter(params)
         alone = relax.Call(call.op, [_rename(arg, inputs) for arg in call.args], call.attrs, call.ty_args)
@@ -197,7 +190,7 @@ class Legalizer:
                 callee = names[value.args[0].name_hint]
                 value = relax.Call(value.op, [callee, *value.args[1:]], value.attrs, value.ty_args)
             bindings.append(relax.VarBinding(binding.var, value))
-        return _Template(tuple(main.params), tuple(bindings))
+        return Template(tuple(main.params), tuple(bindings))
 
     def _pass_for(self, call: relax.Call, weight: bool) -> tvm.transform.Pass:
         """The legalisation with the implementation that is chosen for `call`."""
@@ -226,22 +219,6 @@ class Legalizer:
         global_var = self._global_vars[name] = tvm.ir.GlobalVar(name)
         relax.expr._update_type(global_var, origin.ty)
         return global_var
-
-
-def _fill_in(template: _Template, node: Node) -> _Legal:
-    values: dict[relax.Var, relax.Expr] = dict(zip(template.params, node.inputs, strict=True))
-    nodes: list[Node] = []
-    used: list[str] = []
-    for i, binding in enumerate(template.bindings):
-        last = i == len(template.bindings) - 1
-        value = binding.value
-        if isinstance(value, relax.Call) and value.op == _CALL_TIR:
-            used.append(value.args[0].name_hint)
-        new = substitute(value, values)
-        var = node.var if last else _inner_var(node.var, binding.var)
-        values[binding.var] = var
-        nodes.append(_bind(var, new, binding.var.ty))
-    return _Legal.of(nodes, used)
 
 
 def _legalize_pass(customize: dict[str, LegalizeFunc]) -> tvm.transform.Pass:
@@ -317,16 +294,6 @@ def _rename(arg: relax.Expr, inputs: Iterator[relax.Var]) -> relax.Expr:
     if isinstance(arg, relax.Tuple):
         return relax.Tuple([_rename(field, inputs) for field in arg.fields])
     return arg
-
-
-def _inner_var(output: relax.Var, var: relax.Var) -> relax.Var:
-    return relax.DataflowVar(f"{output.name}_{var.name}", var.ty)
-
-
-def _bind(var: relax.Var, value: relax.Expr, ty: relax.Type) -> Node:
-    if isinstance(value, relax.Call):  # tuples and their members know their type
-        relax.expr._update_type(value, ty)
-    return Node.of(var, value)
 
 
 def check_lowered(flow: Dataflow) -> None:
