@@ -47,7 +47,9 @@ def test_superoptimize_is_a_pass_that_keeps_the_outputs(mod, found, network):
     assert superoptimize.result is None
     optimized = tvm.transform.Sequential([superoptimize])(mod)
     tvm.ir.assert_structural_equal(rl.ApplyPlan(superoptimize.result.plan)(mod)["main"], optimized["main"])
-    assert told[-1][-1] == superoptimize.result.run_secs_after
+    result = superoptimize.result
+    # beside other tests it may be the model itself that is left, as the faster one
+    assert result.run_secs_after == (told[-1][-1] if result.plan.actions else result.run_secs_before)
     inputs = random_inputs(mod, 1)
     expected = onnxruntime_outputs(str(network), inputs)
     assert range_error(run_module(optimized, TARGET, list(inputs.values())), expected) < 1e-4

@@ -11,6 +11,9 @@ logarithms of the ratios are fitted by a line in the square root of the bytes th
 caches in a second. SqueezeNet's kernels, timed in sixteen pairs of processes, each reckoned by all others (deviation,
 weighted by time): 6.9 % in a loud half hour, 8.5 by one factor for all, 9.7 as they were; 2.6 %, 3.4 and 3.9 in a calm
 one.
+
+Where others compute on all processors, what waits for one takes ten times as long as it does without: that is no speed
+of the machine, and what did not have to wait would be reckoned to a tenth. So no factor is beyond `MOST`.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from rlflow_tvm.cost.measurement import Measurement
+from rlflow_tvm.cost.reference import MOST
 
 _LEAST_SHARE = 0.25  # of a rehearsal's time: the fewer launches tell the moment, the more of their own noise is in it
 _USUAL = 0.04  # deviation of a logarithm from the line: kernels that are further off count as if they were so far off
@@ -50,7 +54,8 @@ def factors(
             rates = np.array([rate[name] for name in told])
             level, slope = _line(rates, ratios, weights)
             most = rates.max()  # beyond what is known the line is not drawn on
-            return {name: float(np.exp(level + slope * min(each, most))) for name, each in rate.items()}
+            logs = {name: level + slope * min(each, most) for name, each in rate.items()}
+            return {name: float(np.clip(np.exp(each), 1.0 / MOST, MOST)) for name, each in logs.items()}
     return dict.fromkeys(secs, 1.0)
 
 

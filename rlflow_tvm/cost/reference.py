@@ -27,6 +27,10 @@ for memory. On a shared machine, one core, all launches of a graph timed for 40 
 from second to second was 3.3 % for SqueezeNet 1.1, 2.7 % for ResNet-18 and 2.5 % for BERT-Base with 0, 1.7, 1.7 and
 1.1 % with 1, 1.7, 0.9 and 1.1 % with this."""
 
+MOST = 2.0
+"""As many times faster or slower than usual a machine may be. Work of which one measurement says more was interrupted,
+and says nothing of what others take."""
+
 
 class Reference:
     """A product on every core, timed when asked for. On a GPU its host's."""
@@ -84,7 +88,8 @@ class Pace:
         now = self._reference.secs()
         before = now if self._before is None else self._before
         self._before = now
-        return rescaled(self._usual_secs, (before + now) / 2.0)
+        around = float(np.clip((before + now) / 2.0, self._usual_secs / MOST, self._usual_secs * MOST))
+        return rescaled(self._usual_secs, around)
 
 
 def _product(parts: int) -> tvm.IRModule:

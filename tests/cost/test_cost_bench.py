@@ -62,6 +62,9 @@ def test_seconds_are_those_of_the_usual_speed():
     pace = Pace(Times(2.0, 4.0, 2.0, 1.0), usual_secs=3.0)
     pace()
     assert [pace() for _ in range(3)] == pytest.approx([1.0, 1.0, 2.0**0.75])
+    interrupted = Pace(Times(30.0, 30.0, 0.1, 0.1), usual_secs=3.0)
+    interrupted()
+    assert [interrupted() for _ in range(3)] == pytest.approx([0.5**0.75, 0.5**0.75, 2.0**0.75])
     as_they_are = Pace(Times(), usual_secs=None)
     assert [as_they_are(), as_they_are()] == [1.0, 1.0]
 
