@@ -111,7 +111,7 @@ def test_launch_overhead(target):
 
 @pytest.mark.parametrize("how", ["alone", "in a graph", "for once"])
 def test_times_are_reckoned_to_the_usual_speed(target, how):
-    """Alike, whether the reference kernel took a second when the database was begun, or a hundred-thousandth."""
+    """Where the reference kernel took a second when the database was begun, and where a hundred-thousandth."""
     kernel, found = FakeKernel(add(64, 64), "k"), []
     steps = (Step(kernel.func, kernel.key, "", (0, 1, 2)),)
     for usual_secs in (1.0, 1e-5):
@@ -124,7 +124,7 @@ def test_times_are_reckoned_to_the_usual_speed(target, how):
                 found += timer.measure([kernel], None, (lambda: steps) if how == "in a graph" else None)
             assert database.get(REFERENCE_KEY, timer.target_key, ONCE_VERSION) == usual
     slow, fast = (each.run_secs for each in found)
-    assert slow > 100 * fast  # 5600, but for what the machine does meanwhile
+    assert slow > 1.5 * fast  # 2.8 (twice as slow, and twice as fast, is the most), but for what the machine does
     assert found[0].slowdown < found[1].slowdown
 
 
