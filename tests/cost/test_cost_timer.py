@@ -124,7 +124,8 @@ def test_times_are_reckoned_to_the_usual_speed(target, how):
                 found += timer.measure([kernel], None, (lambda: steps) if how == "in a graph" else None)
             assert database.get(REFERENCE_KEY, timer.target_key, ONCE_VERSION) == usual
     slow, fast = (each.run_secs for each in found)
-    assert slow > 1.5 * fast  # 2.8 (twice as slow, and twice as fast, is the most), but for what the machine does
+    # 2.8, but for what the machine does meanwhile: twice as slow, and twice as fast, is the most
+    assert 1.5 * fast < slow < 6 * fast
     assert found[0].slowdown < found[1].slowdown
 
 
