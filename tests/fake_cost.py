@@ -54,6 +54,10 @@ class FakeCostModel:
         self.predicted = 0
 
     @property
+    def measuring_secs(self) -> float:
+        return 0.0
+
+    @property
     def measured(self) -> int:
         """Graphs that were priced, each counted once."""
         return len(self._known)

@@ -83,7 +83,7 @@ class CostModel:
         """Calls of `cost`."""
         self.misses = 0
         """Calls of `cost` with a graph not seen before."""
-        self._measured_before = self.timer.measured
+        self._measured_before, self._measuring_before = self.timer.measured, self.timer.measuring_secs
         self._estimator = KernelEstimator(self.timer, policy)
         known = self.timer.database is not None
         self.choices = Choices(MeasuredChoice(self.timer), TunedSchedules(self.timer)) if known else BY_SHAPE
@@ -98,6 +98,11 @@ class CostModel:
     def measured(self) -> int:
         """Kernels that had to be measured since this object was made."""
         return self.timer.measured - self._measured_before
+
+    @property
+    def measuring_secs(self) -> float:
+        """Wall time that measuring kernels took since this object was made."""
+        return self.timer.measuring_secs - self._measuring_before
 
     @property
     def predicted(self) -> int:

@@ -7,6 +7,7 @@ under different versions.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Self, TypeVar
@@ -89,6 +90,8 @@ class KernelTimer:
         """The same as `version` where kernels are always timed alone."""
         self.measured = 0
         """Kernels measured so far (the rest came from memory or the database); a second time does not count."""
+        self.measuring_secs = 0.0
+        """Wall time that this took so far, with building kernels and waiting for one's turn."""
         self._times = KnownTimes(self.target_key, database)
         self.descriptions = Descriptions(target, schedule == DEFAULT_SCHEDULE)
         self._described: set[str] = set()  # in the database
@@ -117,6 +120,7 @@ class KernelTimer:
         for wanting in (self._times.unknown, self._times.single) if confirmed else (self._times.unknown,):
             if not wanting(kernels, version):
                 continue
+            began = time.monotonic()
             usual_secs = self._usual_secs()
             with self._alone():
                 self.refresh()  # others may have measured some while this one waited
@@ -125,6 +129,7 @@ class KernelTimer:
                     self._measure(todo, usual_secs, on_progress)
                 elif todo:
                     self._rehearse(graph(), todo, usual_secs, on_progress)
+            self.measuring_secs += time.monotonic() - began
         return [self._times[kernel, version] for kernel in kernels]
 
     @property

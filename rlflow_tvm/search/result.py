@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.passes import GraphState, Plan, RewriteAction
 from rlflow_tvm.search.budget import Budget
+
+log = logging.getLogger("rlflow_tvm")
 
 Progress = Callable[[int, int, float], None]
 """Called as `progress(done, total, best_run_secs)`, in steps, or in seconds where the budget has no steps."""
@@ -45,6 +48,7 @@ class Incumbent:
         self.state, self.run_secs = problem.start, problem.start_secs
         self._moves_before, self._measured_before = problem.moves, problem.cost_model.measured
         self._predicted_before = problem.cost_model.predicted
+        self._measuring_before = problem.cost_model.measuring_secs
         self._started = time.monotonic()
         self._curve = [(0, problem.start_secs)]
 
@@ -77,8 +81,16 @@ class Incumbent:
             self._progress(int(done), int(total), self.run_secs)
 
     def result(self) -> SearchResult:
-        """What was found; the last report says so too."""
+        """What was found; the last report says so too. The log is told of time that went mostly into measuring."""
         self.report()
+        measuring_secs = self.problem.cost_model.measuring_secs - self._measuring_before
+        if self._secs >= self.budget.secs and 2 * measuring_secs > self._secs:
+            log.warning(
+                "%.0f of the search's %.0f s went into measuring kernels: what was measured is known now, so the same "
+                "search gets further; more time does too, or predicting a share of a graph's time (0.3)",
+                measuring_secs,
+                self._secs,
+            )
         return SearchResult(
             self.state,
             self.problem.start_secs,

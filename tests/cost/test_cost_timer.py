@@ -90,10 +90,11 @@ def test_database_is_asked_first_and_errors_are_kept(target, tmp_path):
     with KernelDatabase(tmp_path / "k.sqlite") as database:
         with KernelTimer(target, database, schedule=SCHEDULE) as timer:
             measured = timer.measure(kernels)
+            assert timer.measuring_secs > 0.0
         assert database.get("good", target_key(target), timer.version) == measured[0]
         with KernelTimer(target, database, schedule=SCHEDULE) as timer:
             assert timer.measure(kernels) == measured
-            assert timer.measured == 0
+            assert (timer.measured, timer.measuring_secs) == (0, 0.0)
         other = KernelTimer(tvm.target.Target({"kind": "llvm", "num-cores": 1}), database, schedule=SCHEDULE)
         assert other.lookup(kernels[0]) is None
         assert KernelTimer(target, database, schedule=SCHEDULE, version="2").lookup(kernels[0]) is None

@@ -49,6 +49,17 @@ def test_seconds_are_kept(name, monkeypatch):
     assert {total for _, total in calls} == {12}
 
 
+@pytest.mark.parametrize(("share", "budget", "told"), [(0.8, Budget(secs=12), True), (0.2, Budget(secs=12), False),
+                                                    (0.8, Budget(steps=12), False)])  # fmt: skip
+def test_a_time_that_went_into_measuring_is_told(share, budget, told, monkeypatch, caplog):
+    problem = problem_of(conv_net())
+    monkeypatch.setattr("time.monotonic", lambda: float(problem.moves))
+    monkeypatch.setattr(type(problem.cost_model), "measuring_secs", property(lambda _: share * problem.moves))
+    with caplog.at_level("WARNING", "rlflow_tvm"):
+        make_search("random", budget=budget).run(problem)
+    assert ("10 of the search's 12 s went into measuring kernels" in caplog.text) == told
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stopped_search_hands_back_its_best(name):
     problem = problem_of(conv_net())
