@@ -1,17 +1,22 @@
-"""Writing what a search found as an ONNX file, checked before it is there."""
+"""Writing what a search found as an ONNX file or a compiled library, checked before it is there."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 import tvm
 
+from rlflow_tvm.cost import link_library
 from rlflow_tvm.errors import FrontendError, RewriteError
 from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, saved, to_onnx
 from rlflow_tvm.frontend.load import one_line
-from rlflow_tvm.verify import TOLERANCE, range_error
+from rlflow_tvm.verify import TOLERANCE, range_error, run_executable
 
 
 def export(mod: tvm.IRModule, path: Path, original: Path, seed: int = 0) -> float | None:
@@ -31,13 +36,47 @@ def export(mod: tvm.IRModule, path: Path, original: Path, seed: int = 0) -> floa
             raise FrontendError(
                 f"{path}: onnx.checker refuses it ({one_line(refused)}): this is a bug, please report it"
             ) from refused
-        if importlib.util.find_spec("onnxruntime") is None:
+        if not _has_onnxruntime():
             return None
         inputs = random_inputs(mod, seed)
-        error = range_error(onnxruntime_outputs(str(file), inputs), onnxruntime_outputs(str(original), inputs))
-        if not error <= TOLERANCE:
-            raise RewriteError(
-                f"{path}: its outputs differ from those of {original} by {error:.1e} of their range ({TOLERANCE:g} is "
-                "allowed) with ONNX Runtime: it was not written; this is a bug, please report it with the plan"
-            )
-        return error
+        return _checked(onnxruntime_outputs(str(file), inputs), original, inputs, path)
+
+
+def save_library(
+    executable: tvm.runtime.Executable, mod: tvm.IRModule, path: Path, original: Path | None, seed: int = 0
+) -> float | None:
+    """Link what `rlflow_tvm.compile` made of `mod` (bound form) into the shared library `path`, and load and run it
+    beside ONNX Runtime's run of the `original` file, as `export` does; None without that, or onnxruntime: a library for
+    another machine cannot be run here.
+
+    Raises:
+        CostError: it cannot be linked.
+        FrontendError: the file cannot be written.
+        RewriteError: the outputs differ by more than `verify.TOLERANCE`.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+            temporary, error = Path(folder) / path.name, None
+            link_library(executable, temporary)
+            if original is not None and _has_onnxruntime():
+                inputs = random_inputs(mod, seed)
+                found = run_executable(tvm.runtime.load_module(str(temporary)), list(inputs.values()))
+                error = _checked(found, original, inputs, path)
+            os.replace(temporary, path)
+            return error
+    except OSError as refused:
+        raise FrontendError(f"{path}: cannot be written ({refused.strerror}): give another path") from refused
+
+
+def _has_onnxruntime() -> bool:
+    return importlib.util.find_spec("onnxruntime") is not None
+
+
+def _checked(found: Sequence[np.ndarray], original: Path, inputs: Mapping[str, np.ndarray], path: Path) -> float:
+    error = range_error(found, onnxruntime_outputs(str(original), inputs))
+    if not error <= TOLERANCE:
+        raise RewriteError(
+            f"{path}: its outputs differ from those of {original} by {error:.1e} of their range ({TOLERANCE:g} is "
+            "allowed) with ONNX Runtime: it was not written; this is a bug, please report it with the plan"
+        )
+    return error

@@ -1,4 +1,5 @@
-"""`python -m rlflow_tvm.optimize`: search for a faster equal graph, save the plan, write it as an ONNX model."""
+"""`python -m rlflow_tvm.optimize`: search for a faster equal graph, save the plan, write it as an ONNX model
+or a compiled library."""
 
 from __future__ import annotations
 
@@ -22,6 +23,9 @@ def main(
     agent: Annotated[Path | None, typer.Option(help="A trained agent's checkpoint, used in place of --search.")] = None,
     plan: Annotated[Path | None, typer.Option(help="Write the plan to this JSON file.")] = None,
     onnx: Annotated[Path | None, typer.Option(help="Write the optimised model to this ONNX file.")] = None,
+    library: Annotated[
+        Path | None, typer.Option(help="Compile the optimised model into this shared library, for TVM's runtime alone.")
+    ] = None,
     target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
     rpc: cli.RpcOption = None,
     rpc_key: cli.RpcKeyOption = None,
@@ -35,14 +39,23 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
 ) -> None:
     """Find substitutions that make MODEL faster, check that its outputs stay the same, and save them as a plan
-    or the whole as an ONNX model."""
-    for path in (plan, onnx, json):
+    or the whole as an ONNX model or a compiled library."""
+    for path in (plan, onnx, library, json):
         cli.check_writable(path)
     tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
-    from rlflow_tvm.cost import LEAST_TRIALS, CostModel, KernelDatabase, PredictionPolicy, default_path, ratio_json
+    from rlflow_tvm.cost import (
+        LEAST_TRIALS,
+        CostModel,
+        KernelDatabase,
+        PredictionPolicy,
+        check_linker,
+        default_path,
+        ratio_json,
+    )
     from rlflow_tvm.errors import UsageError
-    from rlflow_tvm.exporting import export
+    from rlflow_tvm.exporting import export, save_library
     from rlflow_tvm.frontend import from_onnx, to_onnx
+    from rlflow_tvm.replay import compile
     from rlflow_tvm.search import Budget, make_search
     from rlflow_tvm.superoptimize import agent_search, keep_if_not_slower, optimize
 
@@ -55,6 +68,8 @@ def main(
     mod = from_onnx(file, shapes)
     if onnx is not None:
         to_onnx(mod)  # what cannot be exported is told now, not after the search
+    if library is not None:
+        check_linker(library)
     with (
         KernelDatabase(default_path()) as database,
         CostModel(tvm_target, database, policy=policy, remote=remote) as cost_model,
@@ -120,8 +135,17 @@ def main(
         print(f"plan written to {plan}")
     if onnx is not None:
         error = export(result.state.bound(), onnx, file, seed)
-        differ = "not run: onnxruntime is not installed" if error is None else f"outputs differ by {error:.1e} of range"
-        print(f"model written to {onnx} ({differ})")
+        print(f"model written to {onnx} ({_differ(error)})")
+    if library is not None:
+        new = result.state.bound()
+        executable = compile(new, tvm_target, default_path(), rpc_key)
+        runs_here = remote is None and tvm_target.kind.name == "llvm"
+        error = save_library(executable, new, library, file if runs_here else None, seed)
+        print(f"library written to {library} ({_differ(error) if runs_here else 'not run: not for this processor'})")
+
+
+def _differ(error: float | None) -> str:
+    return "not run: onnxruntime is not installed" if error is None else f"outputs differ by {error:.1e} of range"
 
 
 def _kernels(result: SearchResult) -> str:

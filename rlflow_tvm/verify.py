@@ -23,7 +23,13 @@ def run_module(
     mod: tvm.IRModule, target: tvm.target.Target, inputs: Sequence[np.ndarray], choices: Choices = BY_SHAPE
 ) -> list[np.ndarray]:
     """Compile `mod` (bound form) with our pipeline, run it once on the CPU; outputs in order, tuples flattened."""
-    executable = tvm.compile(mod, target, relax_pipeline=pipeline(target, choices))
+    return run_executable(tvm.compile(mod, target, relax_pipeline=pipeline(target, choices)), inputs)
+
+
+def run_executable(
+    executable: tvm.runtime.Executable | tvm.runtime.Module, inputs: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Outputs of one run on the CPU of what `tvm.compile` made, or of the library that it was written to."""
     machine = relax.VirtualMachine(executable, tvm.cpu())
     result = machine["main"](*(tvm.runtime.tensor(array) for array in inputs))
     return [tensor.numpy() for tensor in flatten(result)]

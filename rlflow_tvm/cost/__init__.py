@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlflow_tvm.cost.candidate import Candidate, export_library, link_library
+from rlflow_tvm.cost.candidate import Candidate, check_linker, export_library, link_library
 from rlflow_tvm.cost.choices import MeasuredChoice
 from rlflow_tvm.cost.database import KernelDatabase, default_path
 from rlflow_tvm.cost.end_to_end import EndToEnd, Runners, measure_interleaved, measure_module
@@ -48,6 +48,7 @@ __all__ = [
     "TunedSchedules",
     "cpu_model",
     "default_path",
+    "check_linker",
     "export_library",
     "export_peak",
     "graph_cost",

@@ -43,7 +43,7 @@ def export_library(
 
     CostError when it cannot be linked (TVM calls the machine's C++ compiler).
     """
-    _check_linker(path)  # before the work
+    check_linker(path)  # before the work
     started = time.monotonic()
     executable = tvm.compile(mod, target, relax_pipeline=relax_pipeline or pipeline(target))
     compile_secs = time.monotonic() - started
@@ -52,7 +52,7 @@ def export_library(
 
 def link_library(executable: tvm.runtime.Executable, path: str | os.PathLike[str]) -> Candidate:
     """Write what `tvm.compile` made into the shared library `path`. CostError when it cannot be linked."""
-    _check_linker(path)
+    check_linker(path)
     started = time.monotonic()
     try:
         executable.export_library(str(path))
@@ -65,7 +65,8 @@ def link_library(executable: tvm.runtime.Executable, path: str | os.PathLike[str
     return Candidate("tvm", path, kernels=_launches(executable), link_secs=link_secs)
 
 
-def _check_linker(path: str | os.PathLike[str]) -> None:
+def check_linker(path: str | os.PathLike[str]) -> None:
+    """CostError where there is nothing to link the shared library `path` with."""
     if cc.get_cc() is None:
         raise CostError(f"cannot link {path}: install a C++ compiler (g++ or clang++), or name one in CXX")
 

@@ -1,4 +1,4 @@
-"""`optimize` with a budget, with Ctrl-C, and writing ONNX."""
+"""`optimize` with a budget, with Ctrl-C, and writing ONNX and libraries."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from pathlib import Path
 
 import onnx
 import pytest
+import tvm
 
 from rlflow_tvm import ApplyPlan, from_onnx, to_onnx
+from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs
 from rlflow_tvm.passes import Plan
+from rlflow_tvm.verify import range_error, run_executable
 
 
 @pytest.mark.parametrize("search", ["backtracking", "variable-depth"])
@@ -36,13 +39,14 @@ def test_what_is_no_budget_is_told(run, network):
     assert "error: --budget soon: steps are expected, as 20000, or a time, as 90s, 5m or 2h" in done.stderr
 
 
-def test_the_optimised_model_as_onnx(run, network, tmp_path):
-    plan, out = tmp_path / "plan.json", tmp_path / "out.onnx"
-    done = run("optimize", network, "--search", "family", "--budget", 40, "--plan", plan, "--onnx", out)
+def test_the_optimised_model_as_onnx_and_as_a_library(run, network, tmp_path):
+    plan, out, library = tmp_path / "plan.json", tmp_path / "out.onnx", tmp_path / "out.so"
+    files = ("--plan", plan, "--onnx", out, "--library", library)
+    done = run("optimize", network, "--search", "family", "--budget", 40, *files)
     assert done.returncode == 0, done.stderr
-    assert re.search(
-        rf"^model written to {out} \(outputs differ by \d.\de[-+]\d\d of range\)$", done.stdout, re.MULTILINE
-    )
+    for what, path in (("model", out), ("library", library)):
+        said = rf"^{what} written to {path} \(outputs differ by \d.\de[-+]\d\d of range\)$"
+        assert re.search(said, done.stdout, re.MULTILINE)
     model, original = onnx.load(out), onnx.load(network)
     onnx.checker.check_model(model, full_check=True)
     assert model.graph.input == original.graph.input
@@ -50,7 +54,10 @@ def test_the_optimised_model_as_onnx(run, network, tmp_path):
     assert len(Plan.load(plan)) > 0
     replayed = ApplyPlan(plan)(from_onnx(network))
     assert to_onnx(replayed) == model
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.onnx", "plan.json"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.onnx", "out.so", "plan.json"]
+    inputs = random_inputs(replayed, 1)
+    found = run_executable(tvm.runtime.load_module(str(library)), list(inputs.values()))
+    assert range_error(found, onnxruntime_outputs(original, inputs)) < 1e-4
 
 
 def test_what_cannot_be_written_as_onnx_is_told_before_the_search(run, network, tmp_path):

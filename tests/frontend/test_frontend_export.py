@@ -16,13 +16,14 @@ from tvm.relax import op as rx
 
 from rlflow_tvm import comparison, ir
 from rlflow_tvm.errors import FrontendError, RewriteError, UsageError
-from rlflow_tvm.exporting import export
+from rlflow_tvm.exporting import export, save_library
 from rlflow_tvm.frontend import from_onnx, onnxruntime_outputs, random_inputs, save_onnx, saved, to_onnx, zoo
 from rlflow_tvm.frontend.random_network import random_network
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.kernels.precision import to_half
 from rlflow_tvm.passes import GraphState, default_rules
 from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
+from rlflow_tvm.replay import compile
 from rlflow_tvm.search import random_action
 from rlflow_tvm.search.family import exhausted
 from rlflow_tvm.verify import range_error, run_module
@@ -304,8 +305,11 @@ def test_a_wrong_model_is_not_written(tmp_path) -> None:
     onnx.save(model, original)
     assert export(from_onnx(model), tmp_path / "right.onnx", original) < TOLERANCE
     model.graph.initializer[0].CopyFrom(numpy_helper.from_array(_W + 1, "w"))
+    wrong = from_onnx(model)
     with pytest.raises(RewriteError, match="it was not written"):
-        export(from_onnx(model), tmp_path / "wrong.onnx", original)
+        export(wrong, tmp_path / "wrong.onnx", original)
+    with pytest.raises(RewriteError, match="it was not written"):
+        save_library(compile(wrong, TARGET), wrong, tmp_path / "wrong.so", original)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["original.onnx", "right.onnx"]
 
 
