@@ -130,6 +130,8 @@ def _constant_step(graph: Graph, node: onnx.NodeProto, value: str) -> ChannelAff
     full = (1,) * (len(shape) - array.ndim) + array.shape
     if len(full) != len(shape) or any(d != 1 for i, d in enumerate(full) if i != 1):
         return None
+    if full[1] not in (1, shape[1]):  # makes several channels of one
+        return None
     operand = np.broadcast_to(array.reshape(-1).astype(np.float64), (shape[1],))
     one, zero = np.ones(shape[1]), np.zeros(shape[1])
     if node.op_type == "Mul":

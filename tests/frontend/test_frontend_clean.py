@@ -116,6 +116,21 @@ def test_a_batch_norm_with_parameters_of_another_type(
     assert operators(assert_imports_right(model, tolerance=5e-4)) == names
 
 
+@pytest.mark.parametrize(
+    ("operator", "name"), [("Mul", "multiply"), ("Add", "add"), ("Sub", "subtract"), ("Div", "divide")]
+)
+def test_what_makes_colours_of_grey_is_not_folded(
+    operator: str, name: str, make_model, assert_imports_right, operators
+) -> None:
+    model = make_model(
+        [node("Conv", ["x", "w"], ["c"]), node(operator, ["c", "s"], ["y"])],
+        {"x": (1, 2, 5, 5)},
+        ["y"],
+        {"w": _array(1, 2, 1, 1), "s": np.array([0.5, -1, 2], np.float32).reshape(3, 1, 1)},
+    )
+    assert operators(assert_imports_right(model)) == ["nn.conv2d", name]
+
+
 def test_a_product_along_another_axis_is_not_folded(make_model, assert_imports_right, operators) -> None:
     model = make_model(
         [node("Conv", ["x", "w"], ["c"]), node("Mul", ["c", "s"], ["y"])],
