@@ -184,9 +184,13 @@ class Template:
     params: tuple[relax.Var, ...]
     bindings: tuple[relax.VarBinding, ...]
 
-    def in_place_of(self, node: Node) -> list[Node]:
-        """The nodes that compute what `node` does; the last binds its variable, the others are named after it."""
-        values: dict[relax.Var, relax.Expr] = dict(zip(self.params, node.inputs, strict=True))
+    def in_place_of(self, node: Node, operands: Sequence[relax.Expr] | None = None) -> list[Node]:
+        """The nodes that compute what `node` does; the last binds its variable, the others are named after it.
+
+        `operands`: what `params` stand for, where that is not the variables alone.
+        """
+        operands = node.inputs if operands is None else operands
+        values: dict[relax.Var, relax.Expr] = dict(zip(self.params, operands, strict=True))
         nodes: list[Node] = []
         for i, binding in enumerate(self.bindings):
             last, var = i == len(self.bindings) - 1, binding.var

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import tvm
 from tvm import relax
 
 from rlflow_tvm.dataflow import Dataflow, Node, bound, substitute
@@ -137,21 +138,30 @@ def _on_images(node: Node, call: relax.Call) -> relax.Call:
     attrs = node.value.attrs
     if node.op == _CONCAT:
         axis = int(attrs.axis) % _RANK
-        return relax.op.concat(call.args[0], axis + (axis == _RANK - 1))
-    if node.op in _ELEMENTWISE:
+        return relax.op.concat(list(map(_constant_as_image, call.args[0].fields)), axis + (axis == _RANK - 1))
+    if node.op in _ELEMENTWISE:  # a constant's one element is broadcast whatever its rank
         return call
+    args = list(map(_constant_as_image, call.args))
     strides, dilation = ((1, int(values[0])) for values in (attrs.strides, attrs.dilation))
     left, right = (int(side) for side in attrs.padding)
     window = {"strides": strides, "padding": (0, left, 0, right), "dilation": dilation}
     if node.op in _CONVS:
         kept = {"groups": int(attrs.groups), "out_dtype": attrs.out_dtype or None}
         if node.op == "relax.nn.conv1d":
-            return relax.op.nn.conv2d(*call.args, **window, **kept)
+            return relax.op.nn.conv2d(*args, **window, **kept)
         behind = (0, int(attrs.output_padding[0]))
-        return relax.op.nn.conv2d_transpose(*call.args, output_padding=behind, **window, **kept)
+        return relax.op.nn.conv2d_transpose(*args, output_padding=behind, **window, **kept)
     size = (1, int(attrs.pool_size[0]))
     kept = {"ceil_mode": bool(attrs.ceil_mode), "count_include_pad": bool(attrs.count_include_pad)}
-    return _POOLS[node.op](call.args[0], size, **window, **kept)
+    return _POOLS[node.op](args[0], size, **window, **kept)
+
+
+def _constant_as_image(operand: relax.Expr) -> relax.Expr:
+    """The operand; of a constant its image. Those of one element stay in the function (see `rlflow_tvm.ir`)."""
+    if not isinstance(operand, tvm.ir.GenericConst):
+        return operand
+    array = operand.value.numpy()
+    return relax.const(array.reshape(*array.shape[:-1], 1, array.shape[-1]), str(operand.ty.dtype))
 
 
 def _image_type(ty: relax.TensorType) -> relax.TensorType:

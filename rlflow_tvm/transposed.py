@@ -89,7 +89,7 @@ class TransposedConvolutions:
             known = self._made.get(node.binding)
             if known is None or any(global_var.name_hint in names for global_var in known[0].prim_funcs):
                 plain = self._plain(node.value, names)
-                known = self._made[node.binding] = plain, tuple(plain.template.in_place_of(node))
+                known = self._made[node.binding] = plain, tuple(plain.template.in_place_of(node, node.value.args))
             nodes += known[1]
             prim_funcs |= known[0].prim_funcs
         return Dataflow(flow.params, flow.inputs, nodes, flow.output, flow.attrs, prim_funcs)

@@ -32,7 +32,8 @@ class ChannelAffine:
 
 def fold_affine(graph: Graph, *, as_norm: bool = False) -> None:
     """Fold per-channel affine nodes (needs `graph.types`). A chain begins at a convolution with constant weights or
-    at a batch normalisation, and runs on as long as the value has one reader and that reader is affine.
+    at a batch normalisation, and runs on as long as the value has one reader and that reader is affine. A batch
+    normalisation of unknown rank (behind an operator that ONNX's inference does not know) is left to TVM's importer.
 
     `as_norm`: what goes into no convolution is written as one batch normalisation, and a chain of two nodes or more may
     begin at any of them.
@@ -47,7 +48,7 @@ def fold_affine(graph: Graph, *, as_norm: bool = False) -> None:
         if node.op_type == "Conv" and _constant_weights(graph, node):
             chain, affine = _chain(graph, node, reader, None)
         elif node.op_type == "BatchNormalization":
-            affine = _batch_norm(graph, node)
+            affine = None if graph.rank(node.output[0]) is None else _batch_norm(graph, node)
             chain, affine = ([], None) if affine is None else _chain(graph, node, reader, affine)
         elif as_norm and (affine := _image_step(graph, node)) is not None:
             chain, affine = _chain(graph, node, reader, affine)
@@ -129,6 +130,8 @@ def _constant_step(graph: Graph, node: onnx.NodeProto, value: str) -> ChannelAff
     full = (1,) * (len(shape) - array.ndim) + array.shape
     if len(full) != len(shape) or any(d != 1 for i, d in enumerate(full) if i != 1):
         return None
+    if full[1] not in (1, shape[1]):  # makes several channels of one
+        return None
     operand = np.broadcast_to(array.reshape(-1).astype(np.float64), (shape[1],))
     one, zero = np.ones(shape[1]), np.zeros(shape[1])
     if node.op_type == "Mul":
@@ -168,16 +171,26 @@ def _into_conv(graph: Graph, conv: onnx.NodeProto, affine: ChannelAffine, output
 
 
 def _as_nodes(graph: Graph, node: onnx.NodeProto, affine: ChannelAffine, output: str) -> list[onnx.NodeProto]:
-    dtype = graph.constants[node.input[1]].dtype
-    rank = len(graph.shape(node.output[0]) or (0, 0))
+    """In the data's type; where the parameters have another one (from operator set 15 on), in float32 or wider."""
+    elem_type, rank = graph.types[node.output[0]].elem_type, graph.rank(node.output[0])
+    assert rank is not None  # `fold_affine` has seen to that
+    data, given = helper.tensor_dtype_to_np_dtype(elem_type), graph.constants[node.input[1]].dtype
+    dtype = data if data == given else max(data, given, np.dtype(np.float32), key=lambda each: each.itemsize)
     scale, shift = (graph.fresh_name(f"{node.output[0]}.{part}") for part in ("scale", "shift"))
     for name, array in ((scale, affine.scale), (shift, affine.shift)):
         graph.constants[name] = array.astype(dtype).reshape(-1, *[1] * (rank - 2))
-    scaled = graph.fresh_name(f"{node.output[0]}.scaled")
-    graph.types[scaled] = graph.types[node.output[0]]
+    image, scaled, shifted = node.input[0], graph.fresh_name(f"{node.output[0]}.scaled"), output
+    widen, narrowed = [], []
+    if dtype != data:
+        image, shifted = (graph.fresh_name(f"{node.output[0]}.{part}") for part in ("wide", "shifted"))
+        to = helper.np_dtype_to_tensor_dtype(dtype)
+        widen = [helper.make_node("Cast", [node.input[0]], [image], name=f"{node.name}.wide", to=to)]
+        narrowed = [helper.make_node("Cast", [shifted], [output], name=f"{node.name}.narrow", to=elem_type)]
     return [
-        helper.make_node("Mul", [node.input[0], scale], [scaled], name=f"{node.name}.scale"),
-        helper.make_node("Add", [scaled, shift], [output], name=f"{node.name}.shift"),
+        *widen,
+        helper.make_node("Mul", [image, scale], [scaled], name=f"{node.name}.scale"),
+        helper.make_node("Add", [scaled, shift], [shifted], name=f"{node.name}.shift"),
+        *narrowed,
     ]
 
 

@@ -138,7 +138,8 @@ def _one_hot(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -
     off, on = (tvm.tirx.const(value, dtype) for value in values.value.numpy().tolist())
     wrapped = relax.op.add(indices, relax.const(extent, _dtype(indices)))
     negative = relax.op.less(indices, relax.const(0, _dtype(indices)))
-    return relax.op.one_hot(relax.op.where(negative, wrapped, indices), on, off, extent, attrs.get("axis", -1))
+    axis = attrs.get("axis", -1) % (len(indices.ty.shape) + 1)  # TVM's kernel counts none but the last from the end
+    return relax.op.one_hot(relax.op.where(negative, wrapped, indices), on, off, extent, axis)
 
 
 def _tile(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:

@@ -16,6 +16,7 @@ from rlflow_tvm.frontend import from_onnx, onnxruntime_outputs, random_inputs
 from rlflow_tvm.kernels import as_target, pipeline
 
 _TYPES = {
+    "float16": TensorProto.FLOAT16,
     "float32": TensorProto.FLOAT,
     "int32": TensorProto.INT32,
     "int64": TensorProto.INT64,

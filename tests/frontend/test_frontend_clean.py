@@ -92,6 +92,45 @@ def test_a_lone_batch_norm_is_one_product_and_one_sum(make_model, assert_imports
     assert operators(assert_imports_right(model)) == ["multiply", "add", "nn.relu"]
 
 
+@pytest.mark.parametrize("is_output", [True, False])
+def test_a_batch_norm_of_unknown_rank_is_not_folded(is_output: bool, make_model, assert_imports_right) -> None:
+    """Inference stops at Microsoft's operators. The extents are equal: along any axis the parameters would fit."""
+    norm = node("BatchNormalization", ["g", *_NORM], ["y" if is_output else "n"])
+    nodes = [node("Gelu", ["x"], ["g"], domain="com.microsoft"), norm]
+    nodes += [] if is_output else [node("Relu", ["n"], ["y"])]
+    model = make_model(nodes, {"x": (2, 4, 4, 4)}, ["y"], _norm(4))
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    assert_imports_right(model)
+
+
+@pytest.mark.parametrize(
+    ("data", "given", "names"),
+    [("float16", "float32", ["astype", "multiply", "add", "astype"]), ("float32", "float16", ["multiply", "add"])],
+)
+def test_a_batch_norm_with_parameters_of_another_type(
+    data: str, given: str, names: list[str], make_model, assert_imports_right, operators
+) -> None:
+    parameters = {name: array.astype(given) for name, array in _norm(4).items()}
+    nodes = [node("BatchNormalization", ["x", *_NORM], ["y"])]
+    model = make_model(nodes, {"x": (2, 4, 5, 5)}, ["y"], parameters, dtypes={"x": data}, out_dtype=data)
+    assert operators(assert_imports_right(model, tolerance=5e-4)) == names
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"), [("Mul", "multiply"), ("Add", "add"), ("Sub", "subtract"), ("Div", "divide")]
+)
+def test_what_makes_colours_of_grey_is_not_folded(
+    operator: str, name: str, make_model, assert_imports_right, operators
+) -> None:
+    model = make_model(
+        [node("Conv", ["x", "w"], ["c"]), node(operator, ["c", "s"], ["y"])],
+        {"x": (1, 2, 5, 5)},
+        ["y"],
+        {"w": _array(1, 2, 1, 1), "s": np.array([0.5, -1, 2], np.float32).reshape(3, 1, 1)},
+    )
+    assert operators(assert_imports_right(model)) == ["nn.conv2d", name]
+
+
 def test_a_product_along_another_axis_is_not_folded(make_model, assert_imports_right, operators) -> None:
     model = make_model(
         [node("Conv", ["x", "w"], ["c"]), node("Mul", ["c", "s"], ["y"])],

@@ -137,6 +137,18 @@ def test_one_hot_has_the_type_of_its_values(dtype: str, make_model, assert_impor
     assert_imports_right(model, given={"x": np.array([0, -1, 2, 5, -3])})
 
 
+@pytest.mark.parametrize("axis", [-3, -2, -1, 0, 1, 2])
+def test_one_hot_along_every_axis(axis: int, make_model, assert_imports_right) -> None:
+    model = make_model(
+        [node("OneHot", ["x", "d", "v"], ["y"], axis=axis)],
+        {"x": (2, 5)},
+        ["y"],
+        {"d": np.array([3]), "v": np.array([-1, 2], np.float32)},
+        dtypes={"x": "int64"},
+    )
+    assert_imports_right(model, given={"x": np.array([[0, -1, 2, 5, -3], [1, 1, 0, -4, 3]])})
+
+
 @pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMin"])
 def test_extrema_of_infinities_and_booleans(operator: str, make_model, run) -> None:
     model = make_model([node(operator, ["x", "a"], ["y"])], {"x": (3, 70)}, ["y"], {"a": np.array([1])})

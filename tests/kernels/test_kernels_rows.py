@@ -62,6 +62,7 @@ CONVS = [
     Conv((1, 12, 21), 24, 5, padding=(0, 3), groups=3),
     Conv((1, 3, 1), 5, 1),
     Conv((1, 8, 7), 4, 7),
+    Conv((2, 1, 9), 1, 1),  # a weight of one element, which is no parameter
 ]
 
 
@@ -119,6 +120,25 @@ def test_two_share_an_input_and_join() -> None:
     expected = [*joined, softmax, np.concatenate([a, arrays[0]], 0), b]
     for result, wanted in zip(run(mod, arrays).values, expected, strict=True):
         assert_close(result, wanted)
+
+
+def test_constants_of_one_element() -> None:
+    """They stay in the function, where all others are parameters: of every rank, concatenated and computed with."""
+    conv = Conv((1, 1, 9), 1, 1)
+
+    def build(data: relax.Expr) -> relax.Expr:
+        constants = [relax.const(np.full(shape, 2, "float32")) for shape in ((1, 1, 1), (1, 1), (1,), ())]
+        value = conv.call(data, constants[0])
+        for constant in constants:
+            value = relax.op.add(constant, value)
+        lines = relax.op.concat([value, constants[0]], 2)
+        return relax.op.concat([nn.max_pool1d(constants[0], 1), nn.relu(relax.op.concat([value, lines], -1))], 2)
+
+    (data,) = random_arrays([conv.data])
+    value = 2 * data.astype("float64") + 8
+    two = np.full((1, 1, 1), 2)
+    (result,) = run(graph(build, [conv.data]), [data]).values
+    assert_close(result, np.concatenate([two, np.maximum(np.concatenate([value, value, two], 2), 0)], 2))
 
 
 @pytest.mark.parametrize("ceil_mode", [False, True])

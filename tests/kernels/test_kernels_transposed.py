@@ -84,6 +84,9 @@ CASES = {
     "depthwise": Transposed((1, 16, 5, 5), 16, (4, 4), (2, 2), (1, 1, 1, 1), (0, 0), (1, 1), 16),
     "vocoder": Transposed((1, 32, 21), 16, (16,), (8,), (4, 4)),
     "row": Transposed((2, 4, 9), 6, (3,), (2,), (1, 0), (1,)),
+    "one element": Transposed((2, 1, 4, 5), 1, (1, 1), (2, 3), (0, 0, 0, 0), (1, 0)),  # which is no parameter
+    "one element, no stride": Transposed((2, 1, 4, 5), 1, (1, 1), (1, 1), (0, 0, 0, 0)),
+    "one element, row": Transposed((2, 1, 9), 1, (1,), (2,), (0, 0)),
 }  # fmt: skip
 
 
