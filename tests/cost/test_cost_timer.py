@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import tvm
-from cost_kernels import SCHEDULE, FakeKernel, add, endless, far_read, gather, matmul
+from cost_kernels import SCHEDULE, FakeKernel, add, endless, far_read, gather, matmul, quotient
 
 from rlflow_tvm.cost import KernelDatabase, KernelTimer, Measurement, bench, target_key
 from rlflow_tvm.cost.machine import cores, cpu_model
@@ -51,6 +51,18 @@ def test_errors_are_values_and_do_not_spoil_the_next(target):
         assert "4 s" in hang.error
         assert good.ok
         assert timer.measured == 3
+
+
+@pytest.mark.parametrize("how", ["alone", "in a graph"])
+def test_integers_can_be_divided(timer, how):
+    """By zero the worker would die."""
+    kernels = [
+        FakeKernel(quotient(tvm.tirx.truncdiv, n, dtype=dtype), f"quotient{n} {dtype}")
+        for n, dtype in ((1, "int64"), (4, "int64"), (4, "float32"))
+    ]
+    steps = tuple(Step(kernel.func, kernel.key, "", (0, i, 9)) for i, kernel in enumerate(kernels))
+    measured = timer.measure(kernels, None, (lambda: steps) if how == "in a graph" else None)
+    assert [measurement.error for measurement in measured] == [None] * 3
 
 
 def test_build_error(target):
