@@ -226,9 +226,22 @@ def test_target_key():
     same = tvm.target.Target({"kind": "llvm", "num-cores": 2, "mattr": ["+fma", "+avx2"], "mcpu": "znver4"})
     assert target_key(one) == target_key(same)
     assert cpu_model() in target_key(one)
-    for change in ({"num-cores": 4}, {"mcpu": "znver3"}, {"mattr": ["+fma"]}):
+    for change in ({"num-cores": 4}, {"mcpu": "znver3"}, {"mattr": ["+fma"]}, {"opt-level": 0}):
         fields = {"kind": "llvm", "mcpu": "znver4", "mattr": ["+avx2", "+fma"], "num-cores": 2, **change}
         assert target_key(tvm.target.Target(fields)) != target_key(one)
+
+
+def test_times_of_some_processors_are_not_those_of_all(monkeypatch):
+    """As under taskset. Where all are used the key is what it was when it did not look."""
+    bare, told = tvm.target.Target("llvm"), tvm.target.Target({"kind": "llvm", "num-cores": 4})
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1, 2, 3}, raising=False)
+    before, told_before = target_key(bare), target_key(told)
+    assert "num-cores" not in before
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0}, raising=False)
+    assert f"num-cores={cores(bare)};" in target_key(bare)
+    assert target_key(bare).replace("num-cores=1;", "") == before
+    assert target_key(told) == told_before
 
 
 def test_cores():
