@@ -13,7 +13,7 @@ from tvm import relax
 import rlflow_tvm as rl
 from rlflow_tvm import superoptimize
 from rlflow_tvm.cost import CostModel, KernelDatabase, RpcDevices, default_path
-from rlflow_tvm.errors import PlanError, UsageError
+from rlflow_tvm.errors import CostError, PlanError, UsageError
 from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, zoo
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.search import make_search
@@ -76,6 +76,14 @@ def test_every_way_to_build_gives_the_same(mod, network):
         tvm.compile(mod, TARGET, relax_pipeline=registered),
     ):
         assert range_error(outputs(executable, inputs), expected) < 1e-4
+
+
+def test_compile_makes_no_database(mod, tmp_path):
+    path = tmp_path / "folder" / "kernels.sqlite"
+    with pytest.raises(CostError, match=r"kernels\.sqlite: no such kernel database") as raised:
+        rl.compile(mod, TARGET, database=path)
+    assert "\n" not in str(raised.value)
+    assert not path.parent.exists()
 
 
 def test_graph_cost_gives_every_metric(mod):
