@@ -126,6 +126,18 @@ def test_superoptimize_leaves_a_module_alone_that_computes_nothing(body: str) ->
     assert superoptimize.result is None
 
 
+def test_superoptimize_rewrites_main():
+    x = tvm.relax.Var("x", tvm.relax.TensorType((2, 3), "float32"))
+    builder = tvm.relax.BlockBuilder()
+    with builder.function("entry", [x]):
+        with builder.dataflow():
+            output = builder.emit_output(tvm.relax.op.nn.relu(x))
+        builder.emit_func_output(output)
+    with pytest.raises(UsageError, match="the module has no function main") as raised:
+        rl.Superoptimize(TARGET)(builder.finalize())
+    assert "\n" not in str(raised.value)
+
+
 def test_outputs_are_compared_here_whatever_machines_were_measured_on(monkeypatch):
     compared_for: list[tvm.target.Target] = []
     compared_with = []
