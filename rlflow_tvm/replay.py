@@ -7,6 +7,7 @@ from typing import Any
 
 import tvm
 
+from rlflow_tvm.errors import CostError
 from rlflow_tvm.kernels import Choices, as_target, pipeline
 from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RuleSet
 
@@ -38,14 +39,16 @@ def compile(
     `database`: a file of measured kernels, such as searches leave at `rlflow_tvm.cost.default_path()`. Where an
     operator has several implementations, the times found there decide, and kernels that were tuned with success have
     their tuned schedules; nothing is measured. `rpc_key`: take the times that were measured on RPC
-    machines under this key, not those of this machine. Without `database` a heuristic decides. CostError for a file
-    that is no such database.
+    machines under this key, not those of this machine. Without `database` a heuristic decides. CostError where there
+    is no such file, or it is no such database.
     """
     target = as_target(target)
     if database is None:
         return tvm.compile(mod, target, relax_pipeline=pipeline(target))
     from rlflow_tvm.cost import KernelDatabase, KernelTimer, MeasuredChoice, RpcDevices, TunedSchedules
 
+    if not Path(database).is_file():  # which opening it would make
+        raise CostError(f"{database}: no such kernel database: run a search first, or give the path of one")
     remote = None if rpc_key is None else RpcDevices("", 0, rpc_key)  # never asked
     with KernelDatabase(database) as known, KernelTimer(target, known, remote=remote) as timer:
         choices = Choices(MeasuredChoice(timer, measure=False), TunedSchedules(timer))

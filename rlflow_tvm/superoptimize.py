@@ -27,6 +27,7 @@ from rlflow_tvm.cost import (
 from rlflow_tvm.envs import ENVIRONMENTS, RewriteProblem
 from rlflow_tvm.errors import AgentError, CostError
 from rlflow_tvm.frontend import random_inputs
+from rlflow_tvm.ir import main_of
 from rlflow_tvm.kernels import as_target, extract_kernels, num_cores, pipeline
 from rlflow_tvm.passes import CATALOGUE, RuleSet
 from rlflow_tvm.search import DEFAULT_SEARCH, Budget, Progress, Search, SearchResult, check_seed, make_search
@@ -206,5 +207,5 @@ class Superoptimize:
 
 def _computes(mod: tvm.IRModule, target: tvm.target.Target) -> bool:
     """Whether `main` launches any kernel: it does not where it returns parameters, constants or views of them."""
-    body = mod["main"].body
+    body = main_of(mod).body
     return not (isinstance(body, relax.SeqExpr) and not body.blocks) and bool(extract_kernels(mod, target))

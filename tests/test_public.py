@@ -13,7 +13,7 @@ from tvm import relax
 import rlflow_tvm as rl
 from rlflow_tvm import superoptimize
 from rlflow_tvm.cost import CostModel, KernelDatabase, RpcDevices, default_path
-from rlflow_tvm.errors import PlanError, UsageError
+from rlflow_tvm.errors import CostError, PlanError, UsageError
 from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, zoo
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.search import make_search
@@ -78,6 +78,14 @@ def test_every_way_to_build_gives_the_same(mod, network):
         assert range_error(outputs(executable, inputs), expected) < 1e-4
 
 
+def test_compile_makes_no_database(mod, tmp_path):
+    path = tmp_path / "folder" / "kernels.sqlite"
+    with pytest.raises(CostError, match=r"kernels\.sqlite: no such kernel database") as raised:
+        rl.compile(mod, TARGET, database=path)
+    assert "\n" not in str(raised.value)
+    assert not path.parent.exists()
+
+
 def test_graph_cost_gives_every_metric(mod):
     cost = rl.graph_cost(mod, TARGET)
     assert 0 < cost.launch_secs < cost.run_secs
@@ -116,6 +124,18 @@ def test_superoptimize_leaves_a_module_alone_that_computes_nothing(body: str) ->
     superoptimize = rl.Superoptimize(TARGET)
     tvm.ir.assert_structural_equal(superoptimize(mod), mod)
     assert superoptimize.result is None
+
+
+def test_superoptimize_rewrites_main():
+    x = tvm.relax.Var("x", tvm.relax.TensorType((2, 3), "float32"))
+    builder = tvm.relax.BlockBuilder()
+    with builder.function("entry", [x]):
+        with builder.dataflow():
+            output = builder.emit_output(tvm.relax.op.nn.relu(x))
+        builder.emit_func_output(output)
+    with pytest.raises(UsageError, match="the module has no function main") as raised:
+        rl.Superoptimize(TARGET)(builder.finalize())
+    assert "\n" not in str(raised.value)
 
 
 def test_outputs_are_compared_here_whatever_machines_were_measured_on(monkeypatch):

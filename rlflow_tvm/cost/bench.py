@@ -16,7 +16,7 @@ from rlflow_tvm.cost.caches import Caches
 from rlflow_tvm.cost.launch import measure_launch
 from rlflow_tvm.cost.measurement import DISTURBED
 from rlflow_tvm.cost.metrics import kernel_buffers
-from rlflow_tvm.cost.operands import plain_array
+from rlflow_tvm.cost.operands import divisors, plain_array, plain_ones
 from rlflow_tvm.cost.place import Place
 from rlflow_tvm.cost.reference import Pace, Reference
 from rlflow_tvm.kernels import tir_pipeline
@@ -129,8 +129,9 @@ class Bench:
 
     def arguments(self, func: tirx.PrimFunc) -> list[tvm.runtime.Tensor]:
         """Inputs and outputs for `func`."""
-        device = self.device
-        return [tvm.runtime.tensor(plain_array(shape, dtype), device) for shape, dtype in kernel_buffers(func)]
+        ones = divisors(func)
+        arrays = [(plain_ones if i in ones else plain_array)(*each) for i, each in enumerate(kernel_buffers(func))]
+        return [tvm.runtime.tensor(array, self.device) for array in arrays]
 
 
 def _time(

@@ -241,6 +241,7 @@ class KernelDatabase:
 
     def _open(self) -> None:
         execute = self._connection.execute
+        self._check_ours()
         if self.path != ":memory:":
             self._enter_wal()
             execute("PRAGMA synchronous = NORMAL")
@@ -248,16 +249,27 @@ class KernelDatabase:
             # Two processes may come here at once: the second waits for the lock and then finds it done.
             execute("BEGIN IMMEDIATE")
             before = self._schema_version()
-            foreign = before == 0 and execute("SELECT count(*) FROM sqlite_master").fetchone()[0] > 0
-            if before in MIGRATIONS and not foreign:
+            if before in MIGRATIONS:
                 for statement in MIGRATIONS[before]:
                     execute(statement)
                 execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             execute("COMMIT")
-        found = self._schema_version()
-        if found != SCHEMA_VERSION:
+
+    def _check_ours(self) -> None:
+        """CostError, before anything is written, for a file of another program or of a version that is not known."""
+        # in one statement: between two another process may make the tables
+        version, tables, ours = self._connection.execute(
+            "SELECT user_version, (SELECT count(*) FROM sqlite_master),"
+            " (SELECT count(*) FROM sqlite_master WHERE name = 'measurement') FROM pragma_user_version"
+        ).fetchone()
+        if not ours if version else tables:
             raise CostError(
-                f"kernel database {self.path} has schema version {found}, this program reads {SCHEMA_VERSION}: "
+                f"kernel database {self.path} is another program's (of schema version {version}, with other tables): "
+                "give another path, or set RLFLOW_TVM_HOME to another folder"
+            )
+        if version not in (SCHEMA_VERSION, *MIGRATIONS):
+            raise CostError(
+                f"kernel database {self.path} has schema version {version}, this program reads {SCHEMA_VERSION}: "
                 "move the file away (it is measured again) or set RLFLOW_TVM_HOME to another folder"
             )
 

@@ -127,7 +127,10 @@ class KernelEstimator:
         if held >= LEAST_SAMPLES and (self._model is None or held >= _GROWTH * self._model.trained_on):
             self._model = train_model(self.timer)
             if path is not None:
-                self._model.save(path)
+                try:
+                    self._model.save(path)
+                except CostError as error:
+                    log.warning("%s; until then each run trains it anew", error)
         return self._model
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ class LearnedCost:
         ]
 
     def save(self, path: str | Path) -> None:
-        """Write the model as JSON, whole or not at all."""
+        """Write the model as JSON, whole or not at all; CostError where it cannot be."""
         members = [json.loads(booster.save_raw("json").decode()) for booster in self._boosters]
         content = {
             "format": FORMAT,
@@ -137,8 +138,16 @@ class LearnedCost:
             "members": members,
         }
         temporary = Path(f"{path}.{os.getpid()}")
-        temporary.write_text(json.dumps(content))
-        temporary.replace(path)
+        try:
+            temporary.write_text(json.dumps(content))
+            temporary.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise CostError(
+                f"{path}: the learned cost model cannot be written ({error.strerror}): free its disk, or set "
+                "RLFLOW_TVM_HOME to another folder"
+            ) from error
 
     @staticmethod
     def load(path: str | Path, target_key: str, version: str) -> LearnedCost:

@@ -18,10 +18,11 @@ _CPUINFO_FIELDS = ("model name", "CPU implementer", "CPU part", "cpu model", "ua
 
 
 def target_key(target: Target, rpc_key: str | None = None) -> str:
-    """A stable string of kind, mcpu, mattr and cores of `target` and of the processor this runs on.
+    """A stable string of kind, mcpu, mattr, cores and optimisation level of `target` and of the processor this runs on.
 
     The host's name is in it because two machines may compile for the same `mcpu` and yet run at other speeds. The name
-    of other machines is the key under which a tracker lists them.
+    of other machines is the key under which a tracker lists them. Where the target does not say how many cores there
+    are, those that are used here are in it if they are not all of them, as under taskset.
     """
     attrs = target.attrs
     # A feature list means the same in any order, so it is sorted.
@@ -32,11 +33,17 @@ def target_key(target: Target, rpc_key: str | None = None) -> str:
         "arch": str(attrs.get("arch", "")),
         "mattr": mattr,
         "mtriple": str(attrs.get("mtriple", "")),
-        "num-cores": str(attrs.get("num-cores", "")),
+        "num-cores": str(attrs.get("num-cores") or ("" if rpc_key is not None else _some_cores(target))),
+        "opt-level": str(attrs.get("opt-level", "")),
         "device": str(device_of(target).device_name) if target.kind.name != "llvm" and rpc_key is None else "",
         "host": cpu_model() if rpc_key is None else f"rpc:{rpc_key}",
     }
     return ";".join(f"{name}={value}" for name, value in fields.items() if value)
+
+
+def _some_cores(target: Target) -> str:
+    """How many cores a target that does not say it has here, if not all; a GPU's kernels do not ask for them."""
+    return "" if target.kind.name != "llvm" or usable_cores() == os.cpu_count() else str(usable_cores())
 
 
 def device_of(target: Target) -> tvm.runtime.Device:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from tvm import te, tirx
 from tvm.target import Target
 
 from rlflow_tvm.cost.metrics import tensor_bytes
-from rlflow_tvm.cost.operands import plain_array
+from rlflow_tvm.cost.operands import plain_array, plain_ones
 
 Buffer = tuple[tuple[int, ...], str]
 Call = tuple[tvm_ffi.Function, list[tvm.runtime.Tensor]]
@@ -50,11 +50,15 @@ Rehearsal = tuple[Step, ...]
 
 
 class Part(NamedTuple):
-    """A launch as it is played: a built kernel, the buffers it takes, and the storage of each."""
+    """A launch as it is played: a built kernel, the buffers it takes, and the storage of each.
+
+    `ones`: numbers of those that hold ones, on storage of their own (as in `divisors`).
+    """
 
     function: tvm_ffi.Function
     buffers: Sequence[Buffer]
     places: Sequence[int]
+    ones: Collection[int] = ()
 
 
 def call_secs(target: Target, device: tvm.runtime.Device) -> float:
@@ -124,22 +128,26 @@ def summary(samples: Sequence[Sequence[float]]) -> dict[str, Any]:
 def _placed(parts: Sequence[Part], device: tvm.runtime.Device) -> list[Call]:
     """The calls, over storage that is allocated now.
 
-    Integers do not share it: whatever a launch reads there is zero, so that no index can leave its table. Weights are
-    small enough for what is computed with them to stay about as large from layer to layer, as in a trained model (a
-    square matrix of n elements has n^(1/2) rows, and is drawn with the deviation n^(-1/4)).
+    Integers do not share it: whatever a launch reads there is zero, so that no index can leave its table, or one where
+    it divides by it. Weights are small enough for what is computed with them to stay about as large from layer to
+    layer, as in a trained model (a square matrix of n elements has n^(1/2) rows, and is drawn with the deviation
+    n^(-1/4)).
     """
     tensor = tvm.runtime.tensor
     words: dict[int, int] = {}
     for part in parts:
-        for place, buffer in zip(part.places, part.buffers, strict=True):
-            if _is_float(buffer):
+        for number, (place, buffer) in enumerate(zip(part.places, part.buffers, strict=True)):
+            if _is_float(buffer) and number not in part.ones:
                 words[place] = max(words.get(place, 1), -(-tensor_bytes(*buffer) // 4))
     storages = {place: tensor(plain_array((size,), "float32", size**-0.25), device) for place, size in words.items()}
 
-    def operand(place: int, buffer: Buffer) -> tvm.runtime.Tensor:
+    def operand(part: Part, number: int) -> tvm.runtime.Tensor:
+        place, buffer = part.places[number], part.buffers[number]
+        if number in part.ones:
+            return tensor(plain_ones(*buffer), device)
         return storages[place]._create_view(*buffer) if _is_float(buffer) else tensor(plain_array(*buffer), device)
 
-    return [(part.function, list(map(operand, part.places, part.buffers))) for part in parts]
+    return [(part.function, [operand(part, number) for number in range(len(part.buffers))]) for part in parts]
 
 
 def _is_float(buffer: Buffer) -> bool:

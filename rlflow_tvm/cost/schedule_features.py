@@ -16,6 +16,8 @@ from rlflow_tvm.cost.access import Point, element_offset, index_value
 from rlflow_tvm.cost.metrics import tensor_bytes
 from rlflow_tvm.kernels import RULE_ATTR, num_cores
 
+_GIVEN = "given"
+
 
 def schedule_features(func: tirx.PrimFunc, target: Target) -> dict[str, float]:
     """Of a scheduled function, by name; counts are of one run, a vector counting once.
@@ -23,7 +25,7 @@ def schedule_features(func: tirx.PrimFunc, target: Target) -> dict[str, float]:
     `forks`: parallel regions; `tasks`: the iterations of the longest of them, and `waves`: how much longer they take
     than if the threads shared them evenly. `stores:` and `loads:` by kind: `vector` (neighbours in memory), `same` (one
     element for all lanes), `strided` and `scalar`. `calls`: statements that are calls. `allocated`: bytes between its
-    blocks. `rule:NAME`: 1 for the schedule rule that took it.
+    blocks. `rule:NAME`: 1 for the schedule rule that took it, "given" where it came with its schedule.
     """
     counts: Counter[str] = Counter()
     tasks = 0
@@ -43,7 +45,8 @@ def schedule_features(func: tirx.PrimFunc, target: Target) -> dict[str, float]:
     threads = num_cores(target)
     features["schedule:tasks"] = float(tasks)
     features["schedule:waves"] = ceil(tasks / threads) * threads / tasks if tasks else float(threads)
-    features[f"rule:{func.attrs[RULE_ATTR]}"] = 1.0
+    rule = func.attrs.get(RULE_ATTR, _GIVEN) if func.attrs is not None else _GIVEN
+    features[f"rule:{rule}"] = 1.0
     return features
 
 

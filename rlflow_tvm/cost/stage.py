@@ -11,6 +11,7 @@ from tvm import tirx
 
 from rlflow_tvm.cost.bench import ENTRY, Bench
 from rlflow_tvm.cost.metrics import kernel_buffers
+from rlflow_tvm.cost.operands import divisors
 from rlflow_tvm.cost.rehearsal import Part, call_secs, rehearse, summary
 
 _MOST_KERNELS = 1024
@@ -21,7 +22,7 @@ class Stage:
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
-        self._built: OrderedDict[str, tuple[tvm.runtime.Module, tirx.PrimFunc]] = OrderedDict()
+        self._built: OrderedDict[str, tuple[tvm.runtime.Module, tirx.PrimFunc, frozenset[int]]] = OrderedDict()
         self._call_secs: float | None = None
 
     def missing(self, keys: Sequence[str]) -> list[str]:
@@ -34,7 +35,7 @@ class Stage:
     def build(self, key: str, func: tirx.PrimFunc) -> tvm.runtime.Module:
         """`func`, scheduled and loaded, known as `key` here: now, or before."""
         if key not in self._built:
-            self._built[key] = self._bench.build(func), func
+            self._built[key] = self._bench.build(func), func, divisors(func)
             while len(self._built) > _MOST_KERNELS:
                 self._built.popitem(last=False)
         return self._built[key][0]
@@ -54,8 +55,8 @@ class Stage:
         called = self._call_secs
         built = [self._built[key] for key, _ in launches]
         parts = [
-            Part(module[ENTRY], kernel_buffers(func), places)
-            for (module, func), (_, places) in zip(built, launches, strict=True)
+            Part(module[ENTRY], kernel_buffers(func), places, ones)
+            for (module, func, ones), (_, places) in zip(built, launches, strict=True)
         ]
 
         pace = self._bench.pace(usual_secs)

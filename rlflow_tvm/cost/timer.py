@@ -50,9 +50,10 @@ class KernelTimer:
     The worker schedules the kernel with `schedule` ("module:function" of (PrimFunc, Target)), builds it, and times it
     in its graph, or alone with its operands as warm as the kernel says. What is known already, from memory or
     `database`, is not measured again; a kernel that failed is not tried again either, unless its worker was killed
-    (SIGKILL), which is not stored. A kernel that takes too long, or whose worker is killed, has a second try, as has
-    one whose server is lost: the second that it takes is a "crash". `version` names what the times depend on beside
-    kernel and target: by default the kernel pipeline's version, for another `schedule` that function's name.
+    (SIGKILL), which is not stored. A kernel, or a graph of them, that takes too long, or whose worker is killed, has a
+    second try, as has one whose server is lost: the second that it takes is a "crash". `version` names what
+    the times depend on beside kernel and target: by default the kernel pipeline's version, for another `schedule` that
+    function's name.
     `timeout_secs` bounds building, sending and running of one kernel together. Processes of this machine that use the
     same database file take turns at measuring (`QuietMachine.measuring`), and what one has measured stands for all.
     `quiet`: entered for that, by a process that also computes while others measure, in place of a lock of the timer's.
@@ -173,34 +174,27 @@ class KernelTimer:
     ) -> None:
         """Have the worker build what it has not, then time all launches; what fails is left out.
 
-        Of a kernel that was measured once before, this is the second time.
+        Of a kernel that was measured once before, this is the second time. A worker that is killed or takes too long
+        is no property of the graph: another builds and times it once more.
         """
         failed: dict[str, Answer] = {}
         for step in steps:
             known = self.lookup(step, in_graph=True)
             if known is not None and not known.ok:  # it fails however warm its operands are
                 failed[step.key] = {"error": known.error, "error_kind": known.error_kind, "passing": True}
-        for _ in range(_BUILDS):
-            keys = list(dict.fromkeys(s.key for s in steps if s.key not in failed))
-            missing = self._answer({"op": "missing", "keys": keys}, self.timeout_secs)["missing"]
-            if not missing:
+        for _ in range(_TRIES):
+            answer = self._build(steps, failed, on_progress)
+            played = [s for s in steps if s.key not in failed]
+            wanted: dict[str, list[int]] = {}
+            for i, step in enumerate(played):
+                if known_as(step) in todo or self.lookup(step, in_graph=True) is not None:
+                    wanted.setdefault(known_as(step), []).append(i)
+            launches = [[s.key, s.places] for s in played]
+            request = {"op": "rehearse", "launches": launches, "wanted": wanted, "usual_secs": usual_secs}
+            if "error" not in answer and wanted.keys() & todo:
+                answer = self._answer(request, self.timeout_secs * len(steps))
+            if "passing" not in answer and answer.get("error_kind") != "timeout":
                 break
-            funcs = {s.key: s for s in steps}
-            build = [funcs[key] for key in missing]
-            requests = [{"op": "build", "func": tvm.ir.save_json(s.func), "key": s.key} for s in build]
-            for done, (step, answer) in enumerate(self._answers(build, requests), start=1):
-                if "error" in answer:
-                    failed[step.key] = answer
-                if on_progress is not None:
-                    on_progress(done, len(build))
-        played = [s for s in steps if s.key not in failed]
-        wanted: dict[str, list[int]] = {}
-        for i, step in enumerate(played):
-            if known_as(step) in todo or self.lookup(step, in_graph=True) is not None:
-                wanted.setdefault(known_as(step), []).append(i)
-        launches = [[s.key, s.places] for s in played]
-        request = {"op": "rehearse", "launches": launches, "wanted": wanted, "usual_secs": usual_secs}
-        answer = self._answer(request, self.timeout_secs * len(steps)) if wanted.keys() & todo else {"times": {}}
         times, counts = answer.get("times", {}), {name: len(own) for name, own in wanted.items()}
         secs = {name: each["run_secs"] for name, each in times.items()}
         traffic = {known_as(step): cold_bytes(step.func, step.cold) for step in played}
@@ -212,6 +206,26 @@ class KernelTimer:
             self._learn(kernel, failed.get(kernel.key) or lost or times[name], self.graph_version)
         for name in times.keys() - todo.keys():
             self._times.learn(name, self.graph_version, _measurement(times[name]))
+
+    def _build(self, steps: Rehearsal, failed: dict[str, Answer], on_progress: Progress | None) -> Answer:
+        """Have the worker build what it has not of `steps`, but for those `failed`, to which those that fail now are
+        added. The answer is empty, or the error of a worker that could not even say what it has."""
+        funcs = {s.key: s for s in steps}
+        for _ in range(_BUILDS):
+            keys = [key for key in funcs if key not in failed]
+            answer = self._answer({"op": "missing", "keys": keys}, self.timeout_secs)
+            if "error" in answer:
+                return answer
+            build = [funcs[key] for key in answer["missing"]]
+            if not build:
+                break
+            requests = [{"op": "build", "func": tvm.ir.save_json(s.func), "key": s.key} for s in build]
+            for done, (step, built) in enumerate(self._answers(build, requests), start=1):
+                if "error" in built:
+                    failed[step.key] = built
+                if on_progress is not None:
+                    on_progress(done, len(build))
+        return {}
 
     def _answers(self, kernels: Sequence[K], requests: Sequence[Request]) -> Generator[tuple[K, Answer]]:
         """Each kernel as it is answered."""

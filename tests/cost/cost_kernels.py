@@ -48,6 +48,15 @@ def matmul(n: int, k: int, m: int) -> tirx.PrimFunc:
     return te.create_prim_func([a, b, te.compute((n, m), lambda x, y: te.sum(a[x, j] * b[j, y], axis=j), name="c")])
 
 
+def quotient(divide, *shape: int, dtype: str = "int64") -> tirx.PrimFunc:
+    """divide(a, b), integers, of a matrix and what is of `shape`: one element or a row."""
+    a = te.placeholder((3, 4), "int64", name="a")
+    b = te.placeholder(shape, dtype, name="b")
+    row = te.compute(shape, lambda j: b[j].astype("int64"), name="row")
+    made = te.compute((3, 4), lambda i, j: divide(a[i, j], row[j] if shape[0] > 1 else row[0]), name="c")
+    return te.create_prim_func([a, b, made])
+
+
 def gather(rows: int, width: int, picks: int) -> tirx.PrimFunc:
     """table[index]."""
     table = te.placeholder((rows, width), name="table")

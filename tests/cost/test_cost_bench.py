@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from cost_kernels import add, unscheduled
+from cost_kernels import add, gather, matmul, quotient, unscheduled
+from tvm import te, tirx
 
 from rlflow_tvm.cost import bench
 from rlflow_tvm.cost.bench import Bench
 from rlflow_tvm.cost.caches import LocalCaches
+from rlflow_tvm.cost.operands import divisors
 from rlflow_tvm.cost.place import Here
 from rlflow_tvm.cost.reference import Pace, Reference
 
@@ -104,3 +106,39 @@ def test_on_a_machine_that_is_always_busy_once_must_do(timed):
     run(timed)  # at last it is quiet: from here on it is worth trying again
     run(timed, 2.0, 2.0)
     assert len(timed.series) == 3 * 3 + 1 + 1 + 2
+
+
+@pytest.mark.parametrize("divide", [tirx.floordiv, tirx.floormod, tirx.truncdiv, tirx.truncmod])
+@pytest.mark.parametrize(("shape", "dtype"), [((1,), "int64"), ((4,), "int64"), ((4,), "int32"), ((4,), "float32")])
+def test_what_integers_are_divided_by_is_one(place, target, divide, shape, dtype):
+    """Also where it goes through a cast and a buffer of the kernel's own."""
+    func = quotient(divide, *shape, dtype=dtype)
+    assert divisors(func) == {1}
+    dividend, divisor, _ = Bench(target, unscheduled, place, LocalCaches(target)).arguments(func)
+    assert not dividend.numpy().any()
+    assert (divisor.numpy() == 1).all()
+
+
+def test_nothing_else_is():
+    x, y = (te.placeholder((4,), name=name) for name in "xy")
+    floats = te.create_prim_func([x, y, te.compute((4,), lambda i: x[i] / y[i])])
+    assert [divisors(func) for func in (floats, add(4), matmul(2, 3, 4), gather(3, 4, 5))] == [frozenset()] * 4
+
+
+@pytest.mark.parametrize(
+    ("divisor", "found"),
+    [
+        (lambda p, q, i: p[q[i]], {0}),  # q's ones might leave p
+        (lambda p, q, i: p[i] + q[i], {0, 1}),
+        (lambda p, q, i: p[i] * q[i], {0, 1}),
+        (lambda p, q, i: 0 - q[i], {1}),
+        (lambda p, q, i: tirx.Select(p[i] < 0, -p[i], p[i]) + 1, set()),
+        (lambda p, q, i: q[i] - 1, set()),  # of zeros it is none
+    ],
+    ids=["picked", "sum", "product", "negative", "more", "less"],
+)
+def test_arithmetic_of_divisors(divisor, found):
+    p, q = (te.placeholder((4,), "int64", name=name) for name in "pq")
+    inner = te.compute((4,), lambda i: divisor(p, q, i), name="inner")
+    for divide in (lambda i: tirx.floormod(i, divisor(p, q, i)), lambda i: tirx.floormod(i, inner[i])):
+        assert divisors(te.create_prim_func([p, q, te.compute((4,), divide)])) == found

@@ -15,6 +15,7 @@ import pytest
 
 from rlflow_tvm.cost import KernelDatabase, Measurement, default_path
 from rlflow_tvm.cost.database import TunedRow
+from rlflow_tvm.cost.schema import SCHEMA_VERSION
 from rlflow_tvm.errors import CostError
 
 GOOD = Measurement(run_secs=2.5e-4, repeats=7, spread=0.02)
@@ -136,6 +137,34 @@ def test_somebody_elses_database(tmp_path):
     raw.close()
     with pytest.raises(CostError, match="schema version 0"):
         KernelDatabase(path)
+
+
+@pytest.mark.parametrize("version", [0, 2, SCHEMA_VERSION])
+def test_somebody_elses_database_is_left_as_it_was(tmp_path, version):
+    """Their version is a number as ours is."""
+    path = tmp_path / "k.sqlite"
+    with sqlite3.connect(path) as raw:
+        raw.execute("CREATE TABLE theirs (x)")
+        raw.execute(f"PRAGMA user_version = {version}")
+    raw.close()
+    before = path.read_bytes()
+    with pytest.raises(CostError, match=rf"k\.sqlite is another program's .*schema version {version}.*another path"):
+        KernelDatabase(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_database_of_a_later_version_is_left_as_it_was(tmp_path):
+    path = tmp_path / "k.sqlite"
+    KernelDatabase(path).close()
+    with sqlite3.connect(path) as raw:
+        raw.execute("PRAGMA user_version = 99")
+        raw.execute("PRAGMA journal_mode = DELETE")
+    raw.close()
+    before = path.read_bytes()
+    with pytest.raises(CostError, match="has schema version 99"):
+        KernelDatabase(path)
+    assert path.read_bytes() == before
 
 
 def test_no_database_at_all(tmp_path):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from cost_kernels import add, matmul, two_layers
 from fake_workers import workers_by
-from test_cost_learned import law
+from test_cost_learned import full_disk, law
 
 from rlflow_tvm.cost import (
     CostModel,
@@ -69,11 +70,16 @@ def folder(tmp_path_factory, target):
 def timer(folder, target):
     """All that it measures is of this test alone."""
     with KernelDatabase(":memory:") as database:
-        with database.transaction(folder / "k.sqlite") as execute:
-            execute("INSERT INTO measurement SELECT * FROM other.measurement")
-            execute("INSERT INTO kernel SELECT * FROM other.kernel")
+        take(database, folder)
         with LawTimer(target, database) as timer:
             yield timer
+
+
+def take(database: KernelDatabase, folder: Path) -> None:
+    """What is held there."""
+    with database.transaction(folder / "k.sqlite") as execute:
+        execute("INSERT INTO measurement SELECT * FROM other.measurement")
+        execute("INSERT INTO kernel SELECT * FROM other.kernel")
 
 
 def test_by_default_all_is_measured(timer):
@@ -188,6 +194,19 @@ def test_the_model_lies_beside_the_database(folder, target, caplog):
         assert Estimator(timer, ALL).estimate(kernels(5, 1)) == first
         assert "train it again" in caplog.text
         assert LearnedCost.load(path, timer.target_key, timer.version).trained_on == 400
+
+
+def test_a_model_that_cannot_be_kept_serves_this_process(folder, target, tmp_path, monkeypatch, caplog):
+    with KernelDatabase(tmp_path / "k.sqlite") as database, LawTimer(target, database) as timer:
+        take(database, folder)
+        monkeypatch.setattr(Path, "write_text", full_disk)
+        estimator = Estimator(timer, ALL)
+        assert all(isinstance(each, Prediction) for each in estimator.estimate(kernels(5, 1)))
+        assert "No space left on device" in caplog.text
+        assert not list(tmp_path.glob("learned-*"))
+        caplog.clear()
+        estimator.estimate(kernels(5, 2))
+        assert not caplog.text
 
 
 @pytest.mark.parametrize("settings", [{"share": -0.1}, {"share": 1.5}, {"deviation": 0.0}, {"share": math.nan}])

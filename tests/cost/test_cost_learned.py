@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,6 +77,25 @@ def test_it_is_kept_as_json(learned, tmp_path):
     assert again.predict(asked) == learned.predict(asked)
     assert again.trained_on == learned.trained_on == 600
     assert learned.predict([]) == []
+
+
+def full_disk(path: Path, text: str) -> None:
+    """In place of `Path.write_text`."""
+    with path.open("w") as file:
+        file.write(text[:100])
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_file_that_cannot_be_written(learned, tmp_path, monkeypatch):
+    """The one before is left as it was, and nothing beside it."""
+    path = tmp_path / "cost.json"
+    learned.save(path)
+    before = path.read_text()
+    monkeypatch.setattr(Path, "write_text", full_disk)
+    with pytest.raises(CostError, match=r"cost\.json: .* cannot be written \(No space left on device\)"):
+        learned.save(path)
+    assert path.read_text() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("other", [("another target", OF[1]), (OF[0], "another version")])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tvm
 from cost_kernels import SCHEDULE, FakeKernel, add, endless, far_read, gather, two_layers
+from fake_workers import workers_by
 
 from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, rehearsal
 from rlflow_tvm.cost.rehearsal import Part, Step, call_secs, rehearse, summary
@@ -291,3 +292,54 @@ def test_storage_is_asked_for_by_size(monkeypatch):
     monkeypatch.setattr(rehearsal, "plain_array", noted)
     rehearse([Part(Player(0.2), [((5,), "int8"), ((3, 3), F32)], (0, 1))], CPU, 0.0)
     assert set(asked) == {((9,), F32), ((5,), "int8")}
+
+
+KILLED = {"error": "the worker was killed (SIGKILL; short of memory?)", "error_kind": "crash", "passing": True}
+LATE = {"error": "no answer within 30 s", "error_kind": "timeout"}
+
+
+class Ending(workers_by(lambda _features, _cold: 1e-6)):
+    """A worker that ends on the first requests of one kind, and another takes over, which has built nothing."""
+
+    def __init__(self, op: str, *ends: dict) -> None:
+        super().__init__()
+        self.op, self.ends = op, list(ends)
+
+    def answers(self, requests, limit_secs, tries=1):
+        for number, request in enumerate(requests):
+            if request["op"] == self.op and self.ends:
+                self.built.clear()
+                yield number, self.ends.pop(0)
+            else:
+                yield from ((number, answer) for _, answer in super().answers([request], limit_secs, tries))
+
+
+@pytest.mark.parametrize("op", ["missing", "rehearse"])
+@pytest.mark.parametrize("end", [KILLED, LATE], ids=["killed", "late"])
+def test_a_graph_has_a_second_try(target, op, end):
+    """What became of the first says nothing of its kernels."""
+    kernels = [FakeKernel(add(4), "four"), FakeKernel(add(5), "five")]
+    with KernelTimer(target) as timer:
+        timer._workers = Ending(op, end)
+        assert all(measured.ok for measured in timer.measure(kernels, None, lambda: steps(*kernels)))
+        assert timer.measured == 2
+
+
+@pytest.mark.parametrize("op", ["missing", "rehearse"])
+@pytest.mark.parametrize("end", [KILLED, LATE], ids=["killed", "late"])
+def test_a_graph_that_fails_twice_fails_for_this_process(target, op, end):
+    kernel = FakeKernel(add(4), "four")
+    with KernelDatabase(":memory:") as database:
+        for ends, fails in (([end, end], True), ([], False)):
+            with KernelTimer(target, database) as timer:
+                timer._workers = Ending(op, *ends)
+                (measured,) = timer.measure([kernel], None, lambda: steps(kernel))
+                assert measured.error == (end["error"] if fails else None)
+
+
+def test_a_graph_that_crashes_its_worker_has_no_second_try(target):
+    crash = {"error": "the worker died of SIGSEGV", "error_kind": "crash"}
+    kernel = FakeKernel(add(4), "four")
+    with KernelTimer(target) as timer:
+        timer._workers = Ending("rehearse", crash)
+        assert timer.measure([kernel], None, lambda: steps(kernel))[0].error == crash["error"]

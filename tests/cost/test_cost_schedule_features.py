@@ -13,7 +13,7 @@ from tvm import s_tir, te, tirx
 from rlflow_tvm.cost.description import Descriptions
 from rlflow_tvm.cost.schedule_features import schedule_features
 from rlflow_tvm.errors import KernelError
-from rlflow_tvm.kernels import RULE_ATTR, Kernel, extract_kernels
+from rlflow_tvm.kernels import RULE_ATTR, SCHEDULED_ATTR, Kernel, extract_kernels
 
 TWO = tvm.target.Target({"kind": "llvm", "num-cores": 2})
 
@@ -84,6 +84,14 @@ def test_every_kernel_of_a_model_is_described(name):
         done = sum(number for name, number in features.items() if name.startswith("schedule:stores"))
         assert done > 0
         assert descriptions.of(kernel) is features
+
+
+def test_a_kernel_that_came_with_its_schedule():
+    """No rule took it: it is built as it was given."""
+    kernel = Kernel(add(3, 5).with_attr(SCHEDULED_ATTR, True), "key", "add", 1)
+    features = Descriptions(TARGET, scheduled=True).of(kernel)
+    assert [name for name in features if name.startswith("rule:")] == ["rule:given"]
+    assert features["schedule:stores:scalar"] == 15
 
 
 def test_a_schedule_of_somebodys_own_is_not_looked_at():

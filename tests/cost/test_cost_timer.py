@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import tvm
-from cost_kernels import SCHEDULE, FakeKernel, add, endless, far_read, gather, matmul
+from cost_kernels import SCHEDULE, FakeKernel, add, endless, far_read, gather, matmul, quotient
 
 from rlflow_tvm.cost import KernelDatabase, KernelTimer, Measurement, bench, target_key
 from rlflow_tvm.cost.machine import cores, cpu_model
@@ -51,6 +51,18 @@ def test_errors_are_values_and_do_not_spoil_the_next(target):
         assert "4 s" in hang.error
         assert good.ok
         assert timer.measured == 3
+
+
+@pytest.mark.parametrize("how", ["alone", "in a graph"])
+def test_integers_can_be_divided(timer, how):
+    """By zero the worker would die."""
+    kernels = [
+        FakeKernel(quotient(tvm.tirx.truncdiv, n, dtype=dtype), f"quotient{n} {dtype}")
+        for n, dtype in ((1, "int64"), (4, "int64"), (4, "float32"))
+    ]
+    steps = tuple(Step(kernel.func, kernel.key, "", (0, i, 9)) for i, kernel in enumerate(kernels))
+    measured = timer.measure(kernels, None, (lambda: steps) if how == "in a graph" else None)
+    assert [measurement.error for measurement in measured] == [None] * 3
 
 
 def test_build_error(target):
@@ -218,9 +230,22 @@ def test_target_key():
     same = tvm.target.Target({"kind": "llvm", "num-cores": 2, "mattr": ["+fma", "+avx2"], "mcpu": "znver4"})
     assert target_key(one) == target_key(same)
     assert cpu_model() in target_key(one)
-    for change in ({"num-cores": 4}, {"mcpu": "znver3"}, {"mattr": ["+fma"]}):
+    for change in ({"num-cores": 4}, {"mcpu": "znver3"}, {"mattr": ["+fma"]}, {"opt-level": 0}):
         fields = {"kind": "llvm", "mcpu": "znver4", "mattr": ["+avx2", "+fma"], "num-cores": 2, **change}
         assert target_key(tvm.target.Target(fields)) != target_key(one)
+
+
+def test_times_of_some_processors_are_not_those_of_all(monkeypatch):
+    """As under taskset. Where all are used the key is what it was when it did not look."""
+    bare, told = tvm.target.Target("llvm"), tvm.target.Target({"kind": "llvm", "num-cores": 4})
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1, 2, 3}, raising=False)
+    before, told_before = target_key(bare), target_key(told)
+    assert "num-cores" not in before
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0}, raising=False)
+    assert f"num-cores={cores(bare)};" in target_key(bare)
+    assert target_key(bare).replace("num-cores=1;", "") == before
+    assert target_key(told) == told_before
 
 
 def test_cores():
