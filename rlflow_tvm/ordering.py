@@ -121,21 +121,22 @@ def train_on_graphs(
 ) -> OrderingOutcome:
     """Train `agent` (of `agents.ordering.ALGORITHMS`) to put passes in order on `graphs`.
 
-    Leaves in `out` the agent, the order that is best for all graphs of those that it finds for one of them, and a line
-    for each twenty episodes.
+    Leaves in `out` the agent, the order that is best for all graphs of those that it finds for one of them, and a log,
+    a line for each twenty episodes.
 
-    AgentError for an unknown agent or a folder that cannot be used; UsageError where there is a training in it.
+    AgentError for an unknown agent or a folder that cannot be used; UsageError where there is a training in it, or what
+    is left of one.
     """
     from rlflow_tvm.agents.registry import named
 
     named("rlflow_tvm.agents.ordering:algorithm")(agent, value_metrics)
-    if (out / CHECKPOINT).exists():
-        raise UsageError(f"{out}: there is a training in it: move it away, or give another --out")
+    _check_unused(out)
     env = PassOrderingEnv(graphs, reward=reward, shaping=shaping, horizon=horizon)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise AgentError(f"{out}: cannot be made ({error.strerror}): give another --out") from error
+    _write_log(out, "x", "")  # what cannot be written is told now
     began, done = time.perf_counter(), 0
     ratios: list[float] = []
 
@@ -150,10 +151,9 @@ def train_on_graphs(
         ratios.append(info["best_objective"] / info["start_objective"])
         if len(ratios) % _EPISODES_A_LINE == 0:
             left, secs = geometric_mean(ratios[-_EPISODES_A_LINE:]), time.perf_counter() - began
-            with open(out / LOG, "a") as log:
-                row = {"env_steps": taken, "episodes": len(ratios), "left": left, "secs": secs,
-                       "resident_mib": psutil.Process().memory_info().rss / 2**20}  # fmt: skip
-                log.write(json.dumps(row) + "\n")
+            row = {"env_steps": taken, "episodes": len(ratios), "left": left, "secs": secs,
+                   "resident_mib": psutil.Process().memory_info().rss / 2**20}  # fmt: skip
+            _write_log(out, "a", json.dumps(row) + "\n")
 
     trained = named("rlflow_tvm.agents.ordering:train_ordering")(
         env, agent, steps, seed, out / CHECKPOINT,
@@ -168,6 +168,25 @@ def train_on_graphs(
         agent, seed, len(graphs), done, len(ratios), geometric_mean([left for _, left in found.values()]), common,
         str(out / ORDER), str(out / CHECKPOINT), time.perf_counter() - began,
     )  # fmt: skip
+
+
+def _check_unused(out: Path) -> None:
+    """UsageError where a training has left something; AgentError where that cannot be seen."""
+    try:
+        left = next((name for name in (CHECKPOINT, ORDER, LOG) if (out / name).exists()), None)
+    except OSError as error:
+        raise AgentError(f"{out}: cannot be looked into ({error.strerror}): give another --out") from error
+    if left is not None:
+        raise UsageError(f"{out}: there is a training in it ({left}): move it away, or give another --out")
+
+
+def _write_log(out: Path, mode: str, text: str) -> None:
+    """AgentError where that cannot be."""
+    try:
+        with open(out / LOG, mode) as log:
+            log.write(text)
+    except OSError as error:
+        raise AgentError(f"{out / LOG}: cannot be written ({error.strerror}): give another --out") from error
 
 
 def _some(names: Iterable[str], enough: int) -> list[str]:

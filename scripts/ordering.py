@@ -21,8 +21,9 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from rlflow_tvm import ir
 from rlflow_tvm.cli import parse_target, progress_bar, write_json
 from rlflow_tvm.cost import export_library, measure_interleaved
 from rlflow_tvm.envs import PassOrderingEnv
-from rlflow_tvm.errors import RlflowError
+from rlflow_tvm.errors import RlflowError, UsageError
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.frontend.corpus import corpus
 from rlflow_tvm.ordering import LOG, RandomPasses, find_order, greedy_order, train_on_graphs
@@ -65,12 +66,18 @@ def baselines(out: Path, seeds: int) -> None:
     with progress_bar("baselines") as bar:
         for done, name in enumerate(env.names):
             bar(done, len(env.names), name)
-            if name not in rows:
-                rows[name] = baseline(env, name, seeds)
+            known = len(rows[name]["random"]) if name in rows else -1
+            if known < seeds:
+                row = rows[name] if name in rows else baseline(env, name)
+                for seed in range(len(row["random"]), seeds):
+                    order, left = find_order(env, RandomPasses(seed), name)
+                    row["random"].append({"order": order, "left": left})
+                rows[name] = row
                 write_json(path, rows)
 
 
-def baseline(env: PassOrderingEnv, name: str, seeds: int) -> dict[str, Any]:
+def baseline(env: PassOrderingEnv, name: str) -> dict[str, Any]:
+    """All but random orders."""
     row: dict[str, Any] = {"operations": env.objective(env.start(name)), "random": []}
     for default, order in DEFAULTS.items():
         _, info = env.reset(options={"graph": name})
@@ -82,9 +89,6 @@ def baseline(env: PassOrderingEnv, name: str, seeds: int) -> dict[str, Any]:
     for label, budget in (("greedy", None), ("greedy, 32 tries", env.horizon)):
         order, left, tried = greedy_order(env, name, budget)
         row[label] = {"order": order, "left": left, "tried": tried}
-    for seed in range(seeds):
-        order, left = find_order(env, RandomPasses(seed), name)
-        row["random"].append({"order": order, "left": left})
     return row
 
 
@@ -117,6 +121,17 @@ def train(agent: str, steps: int, seed: int, out: Path) -> None:
     write_json(out / f"{agent}.{steps}.{seed}.json", row)
 
 
+@contextmanager
+def processes(jobs: int, **options: Any) -> Iterator[ProcessPoolExecutor]:
+    """So many at a time; where something fails, what has not begun is left out."""
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), **options) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
 def trainings(out: Path, agents: Sequence[str], steps: int, seeds: int, jobs: int) -> None:
     """Those that are missing, each in a process of its own."""
     missing = [
@@ -125,8 +140,7 @@ def trainings(out: Path, agents: Sequence[str], steps: int, seeds: int, jobs: in
         for agent in agents
         if not (out / f"{agent}.{steps}.{seed}.json").exists()
     ]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool, progress_bar("training") as bar:
+    with processes(jobs, max_tasks_per_child=1) as pool, progress_bar("training") as bar:
         for done, future in enumerate([pool.submit(train, *each) for each in missing]):
             bar(done, len(missing), "{0} seed {2}".format(*missing[done]))
             future.result()
@@ -152,8 +166,9 @@ def checks(out: Path, jobs: int) -> None:
     path = out / "checks.json"
     rows = json.loads(path.read_text()) if path.exists() else {}
     found = orders_of(out)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context) as pool, progress_bar("checking") as bar:
+    if not found:
+        raise UsageError(f"{out}: there is nothing to check in it: make baselines or trainings first")
+    with processes(jobs) as pool, progress_bar("checking") as bar:
         futures = {pool.submit(checked, name, orders, rows.get(name, {})): name for name, orders in found.items()}
         for done, future in enumerate(as_completed(futures)):
             rows[futures[future]] = future.result()
@@ -230,10 +245,15 @@ def outputs(mod: tvm.IRModule, draws: list[list[np.ndarray]]) -> list[list[np.nd
 
 
 def times(out: Path, agent: str, steps: int, rounds: int) -> None:
-    """Whole held-out graphs by TVM's default build: as they are, in the default order, in the agent's of each seed."""
+    """Whole held-out graphs by TVM's default build: as they are, in the default order, in the agent's best of its
+    seeds. UsageError where there are times of others."""
     path = out / "times.json"
     rows = json.loads(path.read_text()) if path.exists() else {}
-    trained = [json.loads(each.read_text()) for each in sorted(out.glob(f"{agent}.{steps}.*.json"))]
+    orders = {
+        name: {"documented": DOCUMENTED_ORDER, agent: order} for name, order in best_orders(out, agent, steps).items()
+    }
+    if any(name not in orders or not is_of(row, orders[name], rounds) for name, row in rows.items()):
+        raise UsageError(f"{path}: has times of other orders or rounds: give --timed and --rounds as then, or move it")
     names = [name for name in graphs(test=True) if "." not in name]
     names = names[::3] + names[1::3] + names[2::3]  # of all kinds also where it is interrupted
     target = parse_target("llvm")
@@ -241,10 +261,25 @@ def times(out: Path, agent: str, steps: int, rounds: int) -> None:
         for done, name in enumerate(names):
             bar(done, len(names), name)
             if name not in rows:
-                best = min((row["graphs"][name] for row in trained), key=lambda each: (each["left"], each["order"]))
-                rows[name] = timed(graphs(test=True)[name], {"documented": DOCUMENTED_ORDER, agent: best["order"]},
-                                   target, rounds)  # fmt: skip
+                row = timed(graphs(test=True)[name], orders[name], target, rounds)
+                rows[name] = {label: {**each, "order": orders[name].get(label, ())} for label, each in row.items()}
                 write_json(path, rows)
+
+
+def best_orders(out: Path, agent: str, steps: int) -> dict[str, Order]:
+    """Held-out graph -> the best order that the agent found for it with any seed; UsageError without a training."""
+    trained = [json.loads(each.read_text())["graphs"] for each in sorted(out.glob(f"{agent}.{steps}.*.json"))]
+    if not trained:
+        raise UsageError(f"{out}: no training of {agent} with {steps} steps to time: train it, or give another --timed")
+    best = {name: min((row[name] for row in trained), key=lambda e: (e["left"], e["order"])) for name in trained[0]}
+    return {name: each["order"] for name, each in best.items()}
+
+
+def is_of(row: dict[str, Any], orders: dict[str, Order], rounds: int) -> bool:
+    """Whether times are of these orders, by their names where the orders were not noted, and of so many rounds."""
+    if list(row) != ["as it is", *orders] or any(len(each["round_secs"]) != rounds for each in row.values()):
+        return False
+    return all(row[label].get("order", list(order)) == list(order) for label, order in orders.items())
 
 
 def timed(mod: tvm.IRModule, orders: dict[str, Order], target: tvm.target.Target, rounds: int) -> dict[str, Any]:
@@ -294,31 +329,56 @@ def endurance(out: Path, steps: int) -> None:
     write_json(path, {"rows": rows, "refusals": sorted(set(env.refusals.values()))})
 
 
+def positive(text: str) -> int:
+    """ArgumentTypeError for no positive number."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text}: at least 1 is expected")
+    return int(text)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", nargs="+", default=[*AGENTS, *VARIANTS], choices=[*AGENTS, *VARIANTS])
-    parser.add_argument("--steps", type=int, default=16_384, help="environment steps of a training")
-    parser.add_argument("--seeds", type=int, default=5, help="how many")
-    parser.add_argument("--jobs", type=int, default=1, help="trainings or checks at a time")
-    parser.add_argument("--timed", default="ppo", help="the agent whose graphs are timed")
-    parser.add_argument("--rounds", type=int, default=5, help="of timing")
+    parser.add_argument("--steps", type=positive, default=16_384, help="environment steps of a training")
+    parser.add_argument("--seeds", type=positive, default=5, help="how many")
+    parser.add_argument("--jobs", type=positive, default=1, help="trainings or checks at a time")
+    parser.add_argument(
+        "--timed", choices=[*AGENTS, *VARIANTS], help="whose graphs are timed; by default the first agent's"
+    )
+    parser.add_argument("--rounds", type=positive, default=5, help="of timing")
     parser.add_argument(
         "--only", choices=["baselines", "trainings", "checks", "times", "endurance"], help="do only this"
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    if options.only in (None, "baselines"):
-        baselines(options.out, options.seeds)
-    if options.only in (None, "trainings"):
-        trainings(options.out, options.agents, options.steps, options.seeds, options.jobs)
-    if options.only in (None, "checks"):
-        checks(options.out, options.jobs)
-    if options.only in (None, "times"):
-        times(options.out, options.timed, options.steps, options.rounds)
-    if options.only in (None, "endurance"):
-        endurance(options.out, _ENDURANCE)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"{options.out}: cannot be made ({error.strerror}); give another --out")
+    try:
+        do(options)
+    except UsageError as error:
+        parser.error(str(error))
+    except RlflowError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     return 0
+
+
+def do(options: argparse.Namespace) -> None:
+    out, timed_agent = options.out, options.timed or options.agents[0]
+    if options.only is None and timed_agent not in options.agents:
+        best_orders(out, timed_agent, options.steps)  # told now, if there is no training of it, rather than in the end
+    if options.only in (None, "baselines"):
+        baselines(out, options.seeds)
+    if options.only in (None, "trainings"):
+        trainings(out, options.agents, options.steps, options.seeds, options.jobs)
+    if options.only in (None, "checks"):
+        checks(out, options.jobs)
+    if options.only in (None, "times"):
+        times(out, timed_agent, options.steps, options.rounds)
+    if options.only in (None, "endurance"):
+        endurance(out, _ENDURANCE)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,8 @@ def without_training(rows: Mapping[str, Any]) -> Iterator[tuple[str, list[Left],
             continue
         tried = [row[label].get("tried", len(row[label]["order"])) for row in rows.values()]
         yield label, [{name: row[label]["left"] for name, row in rows.items()}], f"{np.mean(tried):.0f}"
-    runs = [{name: row["random"][seed]["left"] for name, row in rows.items()} for seed in range(len(first["random"]))]
+    seeds = min(len(row["random"]) for row in rows.values())  # a graph may have had more of them before
+    runs = [{name: row["random"][seed]["left"] for name, row in rows.items()} for seed in range(seeds)]
     yield "random", runs, "32"
 
 
@@ -82,7 +83,7 @@ def main() -> int:
         more = (
             "at most 32",
             f"{np.median([run['wall_secs'] for run in runs]):.0f}",
-            f"{np.median([run['log'][-1]['env_steps'] / run['log'][-1]['secs'] for run in runs]):.0f}",
+            steps_a_second(runs),
             f"{max(run['peak_mib'] for run in runs):.0f}",
         )
         table.append((mean_left(lefts), line(f"{agent}, {steps} steps", lefts, defaults, *more)))
@@ -96,6 +97,12 @@ def main() -> int:
     print("\n".join(lines))
     curves(found, folder / "curves.png")
     return 0
+
+
+def steps_a_second(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Of trainings, by the last line of their logs: the median; nothing where all were too short for a line."""
+    ends = [run["log"][-1] for run in runs if run["log"]]
+    return f"{np.median([end['env_steps'] / end['secs'] for end in ends]):.0f}" if ends else ""
 
 
 def by_family(
@@ -166,7 +173,10 @@ def curves(found: Mapping[tuple[str, int], list[dict[str, Any]]], path: Path) ->
     """Operations left in training, over its steps; the mean over seeds."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    for (agent, steps), runs in found.items():
+    for (agent, steps), every in found.items():
+        runs = [run for run in every if run["log"]]
+        if not runs:
+            continue
         points = np.linspace(0, steps, 33)[1:]
         each = [
             np.interp(points, [row["env_steps"] for row in run["log"]], [100 * row["left"] for row in run["log"]])
@@ -175,7 +185,8 @@ def curves(found: Mapping[tuple[str, int], list[dict[str, Any]]], path: Path) ->
         axes.plot(points, np.mean(each, axis=0), label=f"{agent} ({len(runs)} seeds)")
     axes.set_xlabel("environment steps")
     axes.set_ylabel("% of operations left at best, last 20 episodes")
-    axes.legend()
+    if axes.lines:
+        axes.legend()
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

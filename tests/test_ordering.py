@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import tvm
 
 from rlflow_tvm import ir
 from rlflow_tvm.envs import PassOrderingEnv
-from rlflow_tvm.errors import UsageError
+from rlflow_tvm.errors import AgentError, UsageError
 from rlflow_tvm.ordering import (
     LearnedOrder,
     RandomPasses,
@@ -49,6 +51,40 @@ def test_a_training_leaves_an_agent_an_order_and_a_log(tmp_path):
     assert count(LearnedOrder(tmp_path / "agent.safetensors")(mod)) < 6
     with pytest.raises(UsageError, match="there is a training in it"):
         train_on_graphs(graphs, "ppo", steps=10, seed=0, out=tmp_path)
+
+
+@pytest.mark.parametrize("left", ["progress.jsonl", "best.order.json"])
+def test_what_an_interrupted_training_left_is_not_mixed_with_a_new_one(tmp_path, left):
+    (tmp_path / left).write_text("{}\n")
+    with pytest.raises(UsageError, match=rf"there is a training in it \({left}\)"):
+        train_on_graphs({"a": wasteful()}, "a2c", steps=64, seed=0, out=tmp_path, horizon=2)
+    assert (tmp_path / left).read_text() == "{}\n"
+
+
+def test_a_short_training_leaves_a_log_too(tmp_path):
+    train_on_graphs({"a": wasteful()}, "a2c", steps=32, seed=0, out=tmp_path, horizon=8)
+    assert (tmp_path / "progress.jsonl").read_text() == ""
+
+
+def test_a_log_that_cannot_be_written_is_told_before_the_training(monkeypatch):
+    monkeypatch.setattr("rlflow_tvm.agents.ordering.train_ordering", lambda *_, **__: pytest.fail("it began"))
+    with pytest.raises(AgentError, match=r"^/proc/self/progress\.jsonl: cannot be written \(.*\): give another --out$"):
+        train_on_graphs({"a": wasteful()}, "a2c", steps=64, seed=0, out=Path("/proc/self"))
+
+
+def test_a_folder_that_is_a_file_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(AgentError, match=r"file: cannot be made \(File exists\): give another --out"):
+        train_on_graphs({"a": wasteful()}, "a2c", steps=64, seed=0, out=tmp_path / "file")
+
+
+def test_a_folder_that_cannot_be_looked_into_is_told(tmp_path, monkeypatch):
+    def refused(*_arguments, **_options):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", refused)
+    with pytest.raises(AgentError, match=r"cannot be looked into \(Permission denied\): give another --out"):
+        train_on_graphs({"a": wasteful()}, "a2c", steps=64, seed=0, out=tmp_path)
 
 
 def test_the_common_order_is_the_best_for_all():

@@ -30,6 +30,9 @@ from rlflow_tvm.agents.progress import ProgressLog
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.errors import AgentError
 
+_LEFT_BEHIND = (checkpoint.FILE_NAME, progress.FILE_NAME, "rollouts", "best.jsonl", "end_to_end.jsonl")
+"""By trainings, those of a world model and those on models too. A new one would add to what it finds."""
+
 OnStep = Callable[[int], None]
 OnWork = Callable[[str], None]
 OnEpisode = Callable[[Episode], None]
@@ -229,12 +232,17 @@ def check_folder(folder: Path, resume: bool) -> None:
         raise AgentError(f"{there}: is a file; give another output folder")
     if not os.access(there, os.W_OK):
         raise AgentError(f"{there}: cannot be written; give another output folder")
-    ours = [checkpoint.FILE_NAME, progress.FILE_NAME]
-    found = [name for name in ours if (folder / name).exists()]
+    found = [name for name in _LEFT_BEHIND if (folder / name).exists() and not _is_empty(folder / name)]
     if found and not resume:
-        raise AgentError(f"{folder}: holds a training already ({found[0]}); resume it, or give another output folder")
+        remedy = "resume it" if found[0] == checkpoint.FILE_NAME else "move that away"
+        raise AgentError(f"{folder}: holds a training already ({found[0]}); {remedy}, or give another output folder")
     if resume and checkpoint.FILE_NAME not in found:
         raise AgentError(f"{folder}: no {checkpoint.FILE_NAME} to resume from; start without resume, or mend the path")
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether it is a folder with nothing in it."""
+    return path.is_dir() and next(path.iterdir(), None) is None
 
 
 def _line(counts: _Counts) -> dict[str, Any]:

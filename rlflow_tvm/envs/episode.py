@@ -83,6 +83,7 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
 
     def _begin(self) -> None:
         self.state: GraphState = self.problem.start
+        self._first = self.state
         self.cost = self.best_cost = self._start_cost
         self._first_secs = self._start_cost.run_secs
         self._steps = 0
@@ -116,7 +117,7 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         self._begin()
         if options and "plan" in options:
             self._go_to(options["plan"])
-            self._steps, self._first_secs = 0, self.run_secs
+            self._steps, self._first, self._first_secs = 0, self.state, self.run_secs
         observation, _ = self._observe()
         return observation, self._info("reset")
 
@@ -185,6 +186,7 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
                 terminated=terminated,
                 truncated=truncated,
                 start_secs=lambda: self.problem.end_to_end(self.problem.start),
+                first_secs=lambda: self.problem.end_to_end(self._first),
                 after_secs=after_secs,
             )
         )

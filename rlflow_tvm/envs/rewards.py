@@ -18,8 +18,9 @@ class Step:
     """One step of an episode: the costs of four graphs, and where in the episode it stands.
 
     `before`, `after`: the graphs on both sides of the step (the same one where the step stopped or was refused);
-    `start`: the episode's first; `best`: the cheapest before this step. `number` counts from 1. `terminated`,
-    `truncated`: as gymnasium has them. `start_secs()`, `after_secs()`: seconds of a run, measured end to end.
+    `start`: the model's own; `best`: the cheapest before this step. `number` counts from 1. `terminated`,
+    `truncated`: as gymnasium has them. `start_secs()`, `after_secs()`: seconds of a run, measured end to end;
+    `first_secs()`: of the graph that the episode began with, the start or a remembered one.
     """
 
     before: GraphCost
@@ -30,6 +31,7 @@ class Step:
     terminated: bool
     truncated: bool
     start_secs: Callable[[], float]
+    first_secs: Callable[[], float]
     after_secs: Callable[[], float]
 
 
@@ -93,13 +95,13 @@ class EndToEndReward:
         self._last: float | None = None
 
     def begin(self) -> None:
-        """A new episode: the last measurement is the first graph's."""
+        """A new episode: the last measurement is its first graph's."""
         self._last = None
 
     def __call__(self, step: Step) -> float:
         if step.number % self.every and not step.terminated and not step.truncated:
             return self.between
-        last, now = self._last or step.start_secs(), step.after_secs()
+        last, now = self._last or step.first_secs(), step.after_secs()
         self._last = now
         return _percent(last - now, step.start_secs())
 

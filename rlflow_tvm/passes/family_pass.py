@@ -34,7 +34,9 @@ class Family:
         self._ruleset = RuleSet(FAMILIES[family], 1)
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        state = _beginning(mod).under(self._ruleset)
+        state = _beginning(tuple(mod.functions_items()), mod.attrs).under(self._ruleset)
+        if state.start.weights:
+            _beginning.cache_clear()  # it would keep them
         known: Known = {}
         following = _smaller(state, known)
         while following is not None:
@@ -42,11 +44,11 @@ class Family:
         return state.bound() if state.actions else mod
 
 
-@lru_cache(maxsize=4)  # modules are equal where they are the same object
-def _beginning(mod: tvm.IRModule) -> GraphState:
-    """The module's graph, remembered: one family is mostly tried after another on the same module, and reading the
-    graph takes longer than most families do on it."""
-    return GraphState.from_module(mod, RuleSet((), 1))
+@lru_cache(maxsize=4)  # functions are equal where they are the same object; a module may be given others
+def _beginning(functions: tuple[tuple[tvm.ir.GlobalVar, tvm.ir.BaseFunc], ...], attrs: tvm.ir.DictAttrs) -> GraphState:
+    """The graph of a module's functions, remembered: one family is mostly tried after another on the same module, and
+    reading the graph takes longer than most families do on it."""
+    return GraphState.from_module(tvm.IRModule(dict(functions), attrs=attrs), RuleSet((), 1))
 
 
 Gain = tuple[int, int]

@@ -81,4 +81,5 @@ class AgentSearch:
                 seen[episode] = observation
                 if terminated or truncated:
                     del seen[episode]
-            policy.tried(before[: len(saved)], actions[: len(saved)], saved)
+            if saved:  # none where the search was stopped while the policy computed
+                policy.tried(before[: len(saved)], actions[: len(saved)], saved)

@@ -143,6 +143,21 @@ def test_ambiguous_folders_are_refused(env, straight, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("left", ["rollouts/000000.safetensors", "best.jsonl", "end_to_end.jsonl"])
+def test_what_an_older_training_left_is_not_mixed_with_a_new_one(env, tmp_path, left):
+    (tmp_path / left).parent.mkdir(exist_ok=True)
+    (tmp_path / left).write_text("{}\n")
+    told = refusal(env, CONFIG, 40, 3, tmp_path)
+    assert f"({left.partition('/')[0]})" in told
+    assert "give another" in told
+    assert not (tmp_path / "agent.safetensors").exists()
+
+
+def test_an_empty_folder_for_episodes_is_no_training(env, tmp_path):
+    (tmp_path / "rollouts").mkdir()
+    assert train(env, CONFIG, 1, 3, tmp_path).env_steps
+
+
 def test_resuming_with_anything_else_names_what_differs(toy, env, straight):
     other = dataclasses.replace(CONFIG, learning_rate=0.1, gamma=0.5)
     message = refusal(env, other, 300, 3, straight, resume=True)

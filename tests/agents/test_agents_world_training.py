@@ -16,7 +16,9 @@ from rlflow_tvm.agents.policy import UniformPolicy
 from rlflow_tvm.agents.pool import Workers
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.world import real as real_episodes
+from rlflow_tvm.agents.world import training as world_training
 from rlflow_tvm.agents.world.config import WorldModelConfig
+from rlflow_tvm.agents.world.learning import SitesLearner
 from rlflow_tvm.agents.world.real import JUDGED, RealEpisodes
 from rlflow_tvm.agents.world.rollouts import Rollouts
 from rlflow_tvm.agents.world.training import _Training, train
@@ -28,10 +30,10 @@ def env(toy):
     return toy.ToyRewriteEnv(length=5, horizon=8, random_start=True)
 
 
-def prepared(env, folder) -> _Training:
+def prepared(env, folder, config: WorldModelConfig = SMALL) -> _Training:
     """A training whose world model has learnt."""
-    identity = {"config": SMALL.as_dict(), "seed": 0, "metadata": {}}
-    training = _Training(RealEpisodes(env, SMALL, 0, folder / "rollouts"), SMALL, 100, 0, folder, identity, 1e9)
+    identity = {"config": config.as_dict(), "seed": 0, "metadata": {}}
+    training = _Training(RealEpisodes(env, config, 0, folder / "rollouts"), config, 100, 0, folder, identity, 1e9)
     training.begin(resume=False)
     training.log = type("Log", (), {"write": lambda self, line: None})()
     training.collect()
@@ -94,6 +96,45 @@ def test_a_resumed_training_equals_an_uninterrupted_one(env, tmp_path, words):
         train(env, SMALL, 120, 3, tmp_path / "cut", on_work=interrupt, on_step=interrupt, checkpoint_secs=0.0)
     train(env, SMALL, 120, 3, tmp_path / "cut", resume=True)
     assert_same_training(tmp_path / "straight", tmp_path / "cut")
+
+
+def test_heads_for_sites_that_have_learnt_on_are_gone_on_with(env, tmp_path, monkeypatch):
+    """M was done before them: what was best of it holds its heads for sites as they were then."""
+    monkeypatch.setattr(world_training, "_JUDGE_EVERY", 10)
+    train(env, SMALL, 120, 3, tmp_path / "straight")
+
+    def interrupt(what: str) -> None:
+        if what == "learning sites: 17 of 30":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(env, SMALL, 120, 3, tmp_path / "cut", on_work=interrupt, checkpoint_secs=0.0)
+    assert state(tmp_path / "cut")[1]["learnt"]["sites"]["done"] == 10
+    train(env, SMALL, 120, 3, tmp_path / "cut", resume=True)
+    assert_same_training(tmp_path / "straight", tmp_path / "cut")
+
+
+@pytest.mark.parametrize("patience", [1, 7, 70])
+def test_what_is_learnt_is_judged_before_patience_is_over(env, tmp_path, patience):
+    config = dataclasses.replace(SMALL, vision_steps=80, memory_steps=80, patience=patience, memory_patience=patience)
+    untrained = _Training(RealEpisodes(env, config, 0, tmp_path), config, 100, 0, tmp_path, {}, 1e9).model.state_dict()
+    training = prepared(env, tmp_path, config)
+    for learner in training.learners.values():
+        assert learner.best_step > 0
+        assert learner.done in (learner.steps, learner.best_step + patience)
+    learnt = training.model.state_dict()
+    for part in ("vision", "memories.0", "memories.1", "memories.0.site_head"):
+        names = [name for name, _ in training.model.named_parameters() if name.startswith(part)]
+        assert any(not torch.equal(learnt[name], untrained[name]) for name in names), part
+
+
+def test_heads_for_sites_with_nothing_to_learn_stay_as_m_learnt_them(env, tmp_path, monkeypatch):
+    """As where all episodes held out are of one step."""
+    monkeypatch.setattr(SitesLearner, "prepare", lambda self, learnt, held: setattr(self, "steps", self.done))
+    training = prepared(env, tmp_path)
+    best = training.learners["memory"].best
+    for name, value in training.model.memory.state_dict().items():
+        assert torch.equal(value, best[name]), name
 
 
 def test_random_episodes_of_workers_make_the_same_training(env, tmp_path):

@@ -30,7 +30,8 @@ def step(before: GraphCost, after: GraphCost, start: GraphCost, number: int = 1,
     def never() -> float:
         raise AssertionError("nothing asks for end-to-end times here")
 
-    fields = {"best": start, "terminated": False, "truncated": False, "start_secs": never, "after_secs": never}
+    secs = dict.fromkeys(("start_secs", "first_secs", "after_secs"), never)
+    fields = {"best": start, "terminated": False, "truncated": False, **secs}
     return Step(before, after, start, number=number, **{**fields, **changes})
 
 
@@ -63,7 +64,8 @@ def test_end_to_end_reward_measures_every_nth_step_and_at_the_end():
         return asked[-1]
 
     def give(number: int, **ends: bool) -> float:
-        return reward(step(cost(1), cost(1), cost(1), number, start_secs=lambda: 10.0, after_secs=after_secs, **ends))
+        whole = {"start_secs": lambda: 10.0, "first_secs": lambda: 10.0, "after_secs": after_secs}
+        return reward(step(cost(1), cost(1), cost(1), number, **whole, **ends))
 
     reward.begin()
     assert [give(n) for n in (1, 2, 3, 4, 5, 6)] == pytest.approx([0.1, 0.1, 20.0, 0.1, 0.1, -10.0])
@@ -72,6 +74,31 @@ def test_end_to_end_reward_measures_every_nth_step_and_at_the_end():
     reward.begin()
     times = iter([5.0])
     assert give(1, truncated=True) == pytest.approx(50.0)  # against the start again, not against the last episode's 6.0
+
+
+def test_end_to_end_reward_counts_from_the_episodes_first_graph():
+    reward = EndToEndReward(every=1)
+    times = {"start_secs": lambda: 10.0, "first_secs": lambda: 6.0}
+    reward.begin()
+    assert reward(step(cost(1), cost(1), cost(1), 1, after_secs=lambda: 5.0, **times)) == pytest.approx(10.0)
+    assert reward(step(cost(1), cost(1), cost(1), 2, after_secs=lambda: 5.5, **times)) == pytest.approx(-5.0)
+
+
+def test_end_to_end_reward_pays_nothing_for_what_a_remembered_graph_had_saved():
+    env = make_env(conv_chain(), reward=EndToEndReward(every=1))
+    env.reset(seed=0)
+    env.step(rule_action(env, "block_conv"))
+    remembered = env.plan
+    env.reset(options={"plan": remembered})
+    assert env.step(stop_action(env))[1] == 0.0
+    env.reset(options={"plan": remembered})
+    fork = env.fork()
+    rewards = [each.step(rule_action(each, "block_conv"))[1] for each in (env, fork)]
+    assert rewards == pytest.approx([100 * 34 / 202] * 2)
+    env.reset()
+    assert env.step(rule_action(env, "block_conv"))[1] == pytest.approx(100 * 34 / 202)
+    env.replay(remembered)  # that is an episode from the start: what the plan saves is its own
+    assert env.step(stop_action(env))[1] == pytest.approx(100 * 34 / 202)
 
 
 def test_environment_measures_end_to_end_and_once_a_graph():

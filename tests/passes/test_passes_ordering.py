@@ -17,7 +17,8 @@ from rlflow_tvm import ir
 from rlflow_tvm.errors import PlanError, RewriteError
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.frontend.corpus import CorpusGraph, corpus
-from rlflow_tvm.passes import ordering
+from rlflow_tvm.passes import family_pass, ordering
+from rlflow_tvm.passes.family_pass import Family
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.mended import OnConstants
 from rlflow_tvm.passes.operations import Operations
@@ -209,6 +210,27 @@ def test_a_family_ends_and_gives_the_same_again():
     once = apply_pass(mod, "rules:transpose")
     assert tvm_ffi.structural_equal(once, apply_pass(mod, "rules:transpose"))
     assert tvm_ffi.structural_equal(once, apply_pass(once, "rules:transpose"))
+
+
+def test_a_family_sees_what_a_module_was_changed_to():
+    mod = wasteful()
+    assert count(Family("transpose")(mod)) == 3
+    mod["main"] = wasteful(16)["main"]
+    made = Family("transpose")(mod)
+    assert tvm_ffi.structural_equal(made, Family("transpose")(wasteful(16)))
+    mod["other"] = wasteful()["main"]
+    assert "other" in [gv.name_hint for gv in Family("transpose")(mod).get_global_vars()]
+
+
+def test_a_family_remembers_a_module_but_no_weights():
+    family_pass._beginning.cache_clear()
+    mod = wasteful()
+    for name in ("transpose", "algebra"):
+        Family(name)(mod)
+    told = family_pass._beginning.cache_info()
+    assert (told.hits, told.currsize) == (1, 1)
+    Family("transpose")(bound(wasteful()))
+    assert family_pass._beginning.cache_info().currsize == 0
 
 
 def test_a_pass_that_fails_is_an_error_that_names_it_and_left_out_of_an_order(monkeypatch, caplog):

@@ -12,6 +12,7 @@ from fake_cost import COSTS, FakeCostModel
 from small_models import LANES, MODELS, conv_chain, conv_net, module
 from tvm.relax import op as rx
 
+from rlflow_tvm.agents.places import Places
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.frontend import from_onnx
@@ -334,6 +335,34 @@ def test_agent_search_ends_where_the_policy_stops_at_once():
     policy = Stops((), tuple(rule.name for rule in problem.ruleset.rules))
     found = AgentSearch(policy, horizon=5, budget=Budget(40)).run(problem)
     assert (found.env_steps, policy.begun) == (0, [1, 16])
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_agent_search_that_is_stopped_while_the_policy_computes_hands_back_the_best_so_far(sampled):
+    class Interrupted(Scripted):
+        """As by Ctrl-C in the second step."""
+
+        places = Places()
+
+        def tried(self, observations: Any, actions: np.ndarray, saved: Any) -> None:
+            super().tried(observations, actions, saved)
+            self.places.tried([np.array([int(rule) + 1]) for rule, _ in actions], saved)  # as trained agents do
+
+        def act(self, observation: dict[str, Any], deterministic: bool) -> np.ndarray:
+            problem.stopped = self.acted == 1
+            return super().act(observation, deterministic)
+
+        def draw(self, observations: Any, rng: np.random.Generator, episodes: Any) -> np.ndarray:
+            problem.stopped = len(self.drawn) == 1
+            return super().draw(observations, rng, episodes)
+
+    problem = problem_of(conv_chain(), LAYOUT)
+    script = () if sampled else ("block_conv", "unpack_after_binary")
+    policy = Interrupted(script, tuple(rule.name for rule in problem.ruleset.rules))
+    found = AgentSearch(policy, horizon=5).run(problem)
+    assert problem.stopped
+    assert found.run_secs_after < found.run_secs_before
+    assert len(found.plan) == 1
 
 
 def test_agent_search_hands_back_the_best_state_not_the_last():

@@ -74,8 +74,9 @@ class Learner(ABC):
         return loss
 
     def take_best(self) -> None:
-        """Be what was best."""
-        self.part.load_state_dict(self.best)
+        """Be what was best; as it is, where it was never judged."""
+        if self.best_step:
+            self.part.load_state_dict(self.best)
 
     def _now(self) -> dict[str, torch.Tensor]:
         return {name: value.clone() for name, value in self.part.state_dict().items()}

@@ -161,15 +161,18 @@ class _Training:
     def learn(self) -> None:
         """V, then each M, on all episodes but those held out."""
         held, learnt = self._seen()
-        for name, learner in self.learners.items():
+        learners = list(self.learners.values())
+        for number, (name, learner) in enumerate(self.learners.items()):
+            if any(later.done for later in learners[number + 1 :]):
+                continue  # it is its best already; taken again, M's would undo what the heads for sites learnt since
             if not learner.finished:
                 learner.prepare(learnt, held)
             while not learner.finished:
                 losses = learner.step()
                 if self._on_work is not None:
                     self._on_work(f"learning {name}: {learner.done} of {learner.steps}")
-                if learner.done % _JUDGE_EVERY and learner.done < learner.steps:
-                    continue
+                if learner.done % _JUDGE_EVERY and not learner.finished:
+                    continue  # at its patience's end it is judged too, and goes on if it is better
                 line: dict[str, float | None] = {f"{name}/{kind}": float(loss) for kind, loss in losses.items()}
                 line[f"held_out/{name}"] = learner.judge()
                 if name in ("memory", "sites"):
