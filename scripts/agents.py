@@ -6,7 +6,7 @@
 
 Each run has a process of its own and leaves OUT/MODEL/METHOD.STEPS.SEED.json; what is there is not run again, and a
 training that was interrupted goes on. Called twice at once (`taskset -c 0`, `-c 1`), one call leaves to the other what
-that is doing; kernels are measured while neither computes. All share one kernel database, so that equal kernels cost
+that is doing; both take turns at measuring, but one may compute meanwhile: on cores that share little. All share one kernel database, so that equal kernels cost
 the same in every run, and a model's results are of one machine: kernels measured and seconds are those that a run
 needed after the ones before it. Searches that draw nothing are run once. A run's curve tells the cheapest graph, all of
 its kernels measured, after so many environment steps: moves tried by a search, steps of an agent's training; `metrics`

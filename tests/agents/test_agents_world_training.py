@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +29,22 @@ from rlflow_tvm.errors import AgentError
 @pytest.fixture
 def env(toy):
     return toy.ToyRewriteEnv(length=5, horizon=8, random_start=True)
+
+
+@pytest.fixture(scope="module")
+def straight(toy, tmp_path_factory) -> Path:
+    """The folder of a training that nothing interrupted, to look at alone."""
+    folder = tmp_path_factory.mktemp("straight")
+    train(toy.ToyRewriteEnv(length=5, horizon=8, random_start=True), SMALL, 120, 3, folder, checkpoint_secs=0.0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def short(toy, tmp_path_factory) -> Path:
+    """The folder of a short one."""
+    folder = tmp_path_factory.mktemp("short")
+    train(toy.ToyRewriteEnv(length=5, horizon=8, random_start=True), SMALL, 60, 0, folder)
+    return folder
 
 
 def prepared(env, folder, config: WorldModelConfig = SMALL) -> _Training:
@@ -85,9 +102,7 @@ def test_steps_are_shared_out_and_the_best_controller_is_kept(env, tmp_path):
     ["learning vision: 7 of 30", "learning memory1: 11 of 30", "learning memory: 3 of 7", "dreaming: 2 of 3", 40, 90],
     ids=str,
 )
-def test_a_resumed_training_equals_an_uninterrupted_one(env, tmp_path, words):
-    train(env, SMALL, 120, 3, tmp_path / "straight", checkpoint_secs=0.0)
-
+def test_a_resumed_training_equals_an_uninterrupted_one(env, straight, tmp_path, words):
     def interrupt(what: object) -> None:
         if what == words:  # a number: of the step, in an episode of the random agent or of the controller
             raise KeyboardInterrupt
@@ -95,7 +110,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(env, tmp_path, words):
     with pytest.raises(KeyboardInterrupt):
         train(env, SMALL, 120, 3, tmp_path / "cut", on_work=interrupt, on_step=interrupt, checkpoint_secs=0.0)
     train(env, SMALL, 120, 3, tmp_path / "cut", resume=True)
-    assert_same_training(tmp_path / "straight", tmp_path / "cut")
+    assert_same_training(straight, tmp_path / "cut")
 
 
 def test_heads_for_sites_that_have_learnt_on_are_gone_on_with(env, tmp_path, monkeypatch):
@@ -137,11 +152,10 @@ def test_heads_for_sites_with_nothing_to_learn_stay_as_m_learnt_them(env, tmp_pa
         assert torch.equal(value, best[name]), name
 
 
-def test_random_episodes_of_workers_make_the_same_training(env, tmp_path):
-    train(env, SMALL, 120, 3, tmp_path / "alone")
+def test_random_episodes_of_workers_make_the_same_training(env, straight, tmp_path):
     toy = {"length": 5, "horizon": 8, "random_start": True}
     train(env, SMALL, 120, 3, tmp_path / "two", workers=Workers("toy_env:ToyRewriteEnv", toy, 2))
-    assert_same_training(tmp_path / "alone", tmp_path / "two")
+    assert_same_training(straight, tmp_path / "two")
 
 
 def test_what_cannot_be_is_told(env, tmp_path):
@@ -177,12 +191,11 @@ def test_a_loaded_agent_acts_as_the_best_controller(env, tmp_path):
             over = terminated or truncated
 
 
-def test_an_agent_knows_its_trainings_places_and_what_it_tried_until_it_begins_afresh(env, tmp_path):
-    result = train(env, SMALL, 60, 0, tmp_path)
-    rollouts = Rollouts(tmp_path / "rollouts")
+def test_an_agent_knows_its_trainings_places_and_what_it_tried_until_it_begins_afresh(env, short):
+    rollouts = Rollouts(short / "rollouts")
     rollouts.load()
     observation, _ = env.reset(seed=3)
-    agent, trained = load_agent(result.checkpoint), known_of(rollouts.episodes)
+    agent, trained = load_agent(short / "agent.safetensors"), known_of(rollouts.episodes)
 
     def known(one) -> np.ndarray:
         one.begin()
@@ -196,10 +209,9 @@ def test_an_agent_knows_its_trainings_places_and_what_it_tried_until_it_begins_a
     assert np.array_equal(known(agent.fresh()), before)
 
 
-def test_episodes_are_kept_with_what_was_known_before_them(env, tmp_path):
+def test_episodes_are_kept_with_what_was_known_before_them(short):
     """So that M cannot read off an action's place what the action itself saved."""
-    train(env, SMALL, 60, 0, tmp_path)
-    rollouts, places = Rollouts(tmp_path / "rollouts"), Places()
+    rollouts, places = Rollouts(short / "rollouts"), Places()
     rollouts.load()
     for episode in rollouts.episodes:
         for kept in episode.observations:
