@@ -5,14 +5,14 @@
     python scripts/paper.py rlflow-table2 runs/a
 
 Each run has a process of its own and leaves OUT/MODEL/METHOD.STEPS.SEED.json; what is there is not run again, and a
-training that was interrupted goes on. Called twice at once (`taskset -c 0`, `-c 1`), one call leaves to the other what
-that is doing; both take turns at measuring, but one may compute meanwhile: on cores that share little. All share one kernel database, so that equal kernels cost
-the same in every run, and a model's results are of one machine: kernels measured and seconds are those that a run
-needed after the ones before it. Searches that draw nothing are run once. A run's curve tells the cheapest graph, all of
-its kernels measured, after so many environment steps: moves tried by a search, steps of an agent's training; `metrics`
-are kernels, FLOPs, bytes moved and memory of the first graph and of the cheapest. Trained agents are then asked for
-plans (`episodes` of sampled actions). `ppo-after-greedy` and `ppo-after-family` train from such a search's plan,
-`ppo-for-relative` for another reward than the usual one.
+training that was interrupted goes on. Called twice at once (`taskset -c 0`, `-c 1`), one call leaves to the other
+what that is doing; both take turns at measuring, but one may compute meanwhile: on cores that share little. All share
+one kernel database, so that equal kernels cost the same in every run, and a model's results are of one machine:
+kernels measured and seconds are those that a run needed after the ones before it. Searches that draw nothing are run
+once. A run's curve tells the cheapest graph, all of its kernels measured, after so many environment steps: moves
+tried by a search, steps of an agent's training; `metrics` are kernels, FLOPs, bytes moved and memory of the first
+graph and of the cheapest. Trained agents are then asked for plans (`episodes` of sampled actions). `ppo-after-greedy`
+and `ppo-after-family` train from such a search's plan, `ppo-for-relative` for another reward than the usual one.
 """
 
 from __future__ import annotations
