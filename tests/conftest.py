@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +14,13 @@ from rlflow_tvm.frontend.net import Net
 
 @pytest.fixture(scope="session", autouse=True)
 def package_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """`$RLFLOW_TVM_HOME` for the session."""
-    home = tmp_path_factory.mktemp("home")
+    """`$RLFLOW_TVM_HOME` for the session. Evaluation models in it are built once for all processes of the session."""
+    home, shared = tmp_path_factory.mktemp("home"), tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    models = shared / "zoo"
+    models.mkdir(exist_ok=True)
+    (home / "zoo").symlink_to(models)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RLFLOW_TVM_HOME", str(home))
         yield home

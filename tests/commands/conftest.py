@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.command_process import run_command
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -24,13 +25,7 @@ def run(home: Path) -> Command:
     def call(
         command: str, *arguments: object, timeout: float = 300.0, columns: int = 200
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", f"rlflow_tvm.{command}", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env={**os.environ, "RLFLOW_TVM_HOME": str(home), "COLUMNS": str(columns)},
-            check=False,
-        )
+        environment = {**os.environ, "RLFLOW_TVM_HOME": str(home), "COLUMNS": str(columns)}
+        return run_command(f"rlflow_tvm.{command}", list(map(str, arguments)), environment, timeout)
 
     return call

@@ -98,12 +98,3 @@ def assert_imports_right() -> Callable[..., tvm.IRModule]:
 @pytest.fixture
 def operators() -> Callable[[tvm.IRModule], list[str]]:
     return _operators
-
-
-@pytest.fixture(scope="session")
-def zoo_home(tmp_path_factory: pytest.TempPathFactory):
-    """A cache of evaluation models that lasts for the session."""
-    home = tmp_path_factory.mktemp("zoo")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RLFLOW_TVM_HOME", str(home))
-        yield home

@@ -226,7 +226,7 @@ def test_network_in_blocks_is_written_without_them(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", zoo.names())
-def test_evaluation_models_after_random_rewrites(name: str, zoo_home, capsys) -> None:
+def test_evaluation_models_after_random_rewrites(name: str, capsys) -> None:
     if name in zoo.TORCH_MODELS:
         pytest.importorskip("onnxscript")
         pytest.importorskip("transformers")

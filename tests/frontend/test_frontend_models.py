@@ -68,7 +68,7 @@ def test_models_without_torch_compute_what_onnxruntime_computes(name: str, asser
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "squeezenet-tiny"])
-def test_torch_models_compute_what_onnxruntime_computes(name: str, assert_imports_right, operators, zoo_home) -> None:
+def test_torch_models_compute_what_onnxruntime_computes(name: str, assert_imports_right, operators) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("onnxscript")
     mod = assert_imports_right(zoo.load(name))
@@ -76,7 +76,7 @@ def test_torch_models_compute_what_onnxruntime_computes(name: str, assert_import
     assert not _NEVER_LEFT & set(operators(mod))
 
 
-def test_bert_keeps_its_heads_and_norms(operators, zoo_home) -> None:
+def test_bert_keeps_its_heads_and_norms(operators) -> None:
     pytest.importorskip("transformers")
     names = operators(from_onnx(zoo.path("bert-tiny")))
     assert names.count("nn.layer_norm") == 5  # embeddings, and two in each of two layers
@@ -85,7 +85,7 @@ def test_bert_keeps_its_heads_and_norms(operators, zoo_home) -> None:
     assert names.count("take") == 2
 
 
-def test_batch_norms_of_a_resnet_vanish_into_its_convolutions(operators, zoo_home) -> None:
+def test_batch_norms_of_a_resnet_vanish_into_its_convolutions(operators) -> None:
     pytest.importorskip("torch")
     model = zoo.load("resnet18")
     assert sum(n.op_type == "BatchNormalization" for n in model.graph.node) == 20

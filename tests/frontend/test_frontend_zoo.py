@@ -28,7 +28,7 @@ def test_an_unknown_name() -> None:
         zoo.load("alexnet2")
 
 
-def test_a_model_at_another_size(zoo_home: Path) -> None:
+def test_a_model_at_another_size() -> None:
     pytest.importorskip("onnxscript")
     pytest.importorskip("transformers")
     extents = {}
@@ -101,19 +101,19 @@ def test_random_weights_make_the_light_models_channels_differ() -> None:
     assert with_random_weights(model, 2) != drawn
 
 
-def test_torch_models_are_kept_and_sane(zoo_home: Path) -> None:
+def test_torch_models_are_kept_and_sane(package_home: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("onnxscript")
     model = zoo.load("squeezenet-tiny")
     path = zoo.path("squeezenet-tiny")
-    assert path.parent == zoo_home / "zoo"
+    assert path.parent == package_home / "zoo"
     assert onnx.load(path) == model
     (outputs,) = onnxruntime_outputs(model, random_inputs(from_onnx(model), 0))
     assert np.isfinite(outputs).all()
     assert 0.05 < outputs.std() < 50
 
 
-def test_inputs_of_a_language_model(zoo_home: Path) -> None:
+def test_inputs_of_a_language_model() -> None:
     pytest.importorskip("transformers")
     mod = from_onnx(zoo.load("bert-tiny"))
     drawn = random_inputs(mod, 7)
