@@ -99,14 +99,15 @@ class BestPlans:
 
     def offer(self, model: str, plan: Plan, run_secs: float, env_steps: int) -> None:
         """Take a plan over if its graph is cheaper than the best so far, by our own prices: a worker on another machine
-        has others. `best.jsonl` tells what was best after how many environment steps."""
+        has others. `best.jsonl` tells what was best after how many environment steps; the last episodes of a training
+        may take it some beyond those that it was given."""
         if run_secs >= self._best[model][0] or not len(plan):
             return
         own_secs = self._priced(model, plan)
         if own_secs < self._best[model][0]:
             plan.save(self.paths[model])
             self._best[model] = own_secs, len(plan)
-            line = {"env_steps": env_steps, "model": model, "run_secs": own_secs, "rewrites": len(plan)}
+            line = {"env_steps": env_steps, "model": model, "run_secs": own_secs, "plan": dataclasses.asdict(plan)}
             with open(self._curve, "a") as curve:
                 curve.write(json.dumps(line) + "\n")
 
@@ -254,13 +255,13 @@ def train_on_models(
 
         def on_step(done: int) -> None:
             nonlocal taken
-            taken = min(done, steps)
+            taken = done
             if progress is not None:
-                progress(taken, steps, f"best {100 * plans().best_ratio:.1f} % of the start's cost")
+                progress(min(done, steps), steps, f"best {100 * plans().best_ratio:.1f} % of the start's cost")
 
         def on_work(what: str) -> None:
             if progress is not None:
-                progress(taken, steps, what)
+                progress(min(taken, steps), steps, what)
 
         def on_episode(episode: Episode) -> None:
             best = episode.summary

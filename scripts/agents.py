@@ -10,9 +10,10 @@ what that is doing; both take turns at measuring, but one may compute meanwhile:
 one kernel database, so that equal kernels cost the same in every run, and a model's results are of one machine:
 kernels measured and seconds are those that a run needed after the ones before it. Searches that draw nothing are run
 once. A run's curve tells the cheapest graph, all of its kernels measured, after so many environment steps: moves
-tried by a search, steps of an agent's training; `metrics` are kernels, FLOPs, bytes moved and memory of the first
-graph and of the cheapest. Trained agents are then asked for plans (`episodes` of sampled actions). `ppo-after-greedy`
-and `ppo-after-family` train from such a search's plan, `ppo-for-relative` for another reward than the usual one.
+tried by a search, steps of an agent's training, of which the last episodes may take a few more: what those find is
+not counted; `metrics` are kernels, FLOPs, bytes moved and memory of the first graph and of the cheapest. Trained
+agents are then asked for plans (`episodes` of sampled actions). `ppo-after-greedy` and `ppo-after-family` train from
+such a search's plan, `ppo-for-relative` for another reward than the usual one.
 """
 
 from __future__ import annotations
@@ -130,10 +131,10 @@ def agent_run(run: Run, folder: Path) -> dict[str, Any]:
     where the method says so."""
     method, _, reward = run.method.partition(FOR)
     agent, _, search = method.partition(AFTER)
-    spent, curve, starts = 0, [], {}
+    spent, wall_secs, curve, starts = 0, 0.0, [], {}
     if search:
-        before = searched(run, make_search(search, run.seed, Budget(run.steps // 2)))[0]
-        spent, curve = before.env_steps, [list(point) for point in before.curve]
+        before, row = searched(run, make_search(search, run.seed, Budget(run.steps // 2)))
+        spent, wall_secs, curve = before.env_steps, before.wall_secs, row["curve"]
         starts[run.model] = folder.with_suffix(".start.plan")
         before.plan.save(starts[run.model])
     outcome = train_on_models(
@@ -142,23 +143,32 @@ def agent_run(run: Run, folder: Path) -> dict[str, Any]:
         starts=starts, reward=reward or REWARD, settings=run.settings,
     )  # fmt: skip
     (trained,) = outcome.models
-    curve += [[0, trained.run_secs_before]] if not search else []
+    found = [{"env_steps": 0, "run_secs": trained.run_secs_before}] if not search else []
     if (folder / "best.jsonl").exists():  # nothing better than the start was found where it is not
-        found_when = [json.loads(line) for line in (folder / "best.jsonl").read_text().splitlines()]
-        curve += [[spent + each["env_steps"], each["run_secs"]] for each in found_when]
+        found += [json.loads(line) for line in (folder / "best.jsonl").read_text().splitlines()]
+    within = [each for each in found if spent + each["env_steps"] <= run.steps]
+    curve += [[spent + each["env_steps"], each["run_secs"]] for each in within]
+    plan = plan_of(within[-1] if within else {}, starts.get(run.model), Plan.load(trained.plan))
     asked = searched(run, agent_search(outcome.checkpoint, run.seed, Budget(EPISODES * run.horizon)))[1]
-    plan = Plan.load(trained.plan)
     return {
         "start_secs": trained.run_secs_before,
-        "best_secs": trained.run_secs_after,
+        "best_secs": curve[-1][1],
         "env_steps": spent + outcome.env_steps,
         "curve": curve,
-        "wall_secs": outcome.wall_secs,
+        "wall_secs": wall_secs + outcome.wall_secs,
         **told_of_plan(plan),
         "metrics": metrics_of_plan(run, plan),
         "log": [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()],
         "asked": asked,
     }
+
+
+def plan_of(best: Mapping[str, Any], start: Path | None, last: Plan) -> Plan:
+    """Of what was best within a run's steps: its own, else that which the training began with, or none. `last` may have
+    been found by the episodes that took a training beyond them; it is of the same graph."""
+    if "plan" in best:
+        return Plan.of(best["plan"])
+    return dataclasses.replace(last, actions=(), end_hash=last.start_hash) if start is None else Plan.load(start)
 
 
 def done(run: Run, out: Path) -> None:

@@ -109,7 +109,7 @@ def main() -> int:
         for seed in range(options.seeds):
             for temperature in options.temperatures:
                 if (temperature, seed) not in there:
-                    dream = Dream.along(seen, places, config, temperature)
+                    dream = Dream.along(seen, places, config, temperature, env.limit)
                     rows.append(scores(dream, eyes, places, config, env, seed))
                     write_json(options.out, rows)
     print(f"{options.model}: returns of an episode, mean and 95 % interval over the seeds\n")

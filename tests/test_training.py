@@ -19,6 +19,7 @@ from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import AgentError, RlflowError, UsageError
 from rlflow_tvm.frontend import from_onnx
 from rlflow_tvm.kernels import as_target
+from rlflow_tvm.passes import Plan
 from rlflow_tvm.search import Greedy
 from rlflow_tvm.superoptimize import agent_search
 
@@ -89,6 +90,7 @@ def test_a_training_goes_on_with_its_best_plan(chain, tmp_path):
     assert curve[-1]["run_secs"] == again.models[0].run_secs_after
     assert [each["run_secs"] for each in curve] == sorted({each["run_secs"] for each in curve}, reverse=True)
     assert all(0 < each["env_steps"] <= again.env_steps for each in curve)
+    assert Plan.of(curve[-1]["plan"]) == Plan.load(again.models[0].plan)
 
 
 def test_a_training_remembers_the_plan_it_is_given(chain, tmp_path):

@@ -159,7 +159,7 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         terminated = lost or not goes_on
         self._over = terminated or truncated
         truncated = truncated and not terminated
-        reward, told = self._reward_of(self.state, before, counted, terminated, truncated)
+        reward, told = self._reward_of(self.state, before, counted, terminated, truncated, lost)
         self.best_cost = min(self.best_cost, self.cost, key=lambda c: c.run_secs)
         info = self._info(move.rule) | told
         if following is None:
@@ -167,14 +167,21 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         return observation, reward, terminated, truncated, info
 
     def _reward_of(
-        self, state: GraphState, before: GraphCost, after: GraphCost, terminated: bool, truncated: bool
+        self,
+        state: GraphState,
+        before: GraphCost,
+        after: GraphCost,
+        terminated: bool,
+        truncated: bool,
+        lost: bool = False,
     ) -> tuple[float, dict[str, Any]]:
-        """The reward, and what an info tells of it."""
+        """The reward, and what an info tells of it. A graph beyond the limit (`lost`) counts as just the limit, as it
+        does where its kernels are counted."""
         told: dict[str, Any] = {}
 
         def after_secs() -> float:
-            told["end_to_end_secs"] = self.problem.end_to_end(state)
-            return told["end_to_end_secs"]
+            secs = told["end_to_end_secs"] = self.problem.end_to_end(state)
+            return min(secs, self.limit * self.problem.end_to_end(self._first)) if lost else secs
 
         reward = self._reward(
             Step(

@@ -34,6 +34,11 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], Any]):
         self._best = math.inf, self.current.state
 
     @property
+    def limit(self) -> float:
+        """Of a graph's cost over that of the episode's first, where the episode ends."""
+        return self.current.limit
+
+    @property
     def current(self) -> RewritingEnv[Any]:
         return self._envs[self.model]
 

@@ -47,6 +47,14 @@ def random_episodes(env, number: int) -> list[Episode]:
     return [collect_episode(env, policy, episode_rng(1, each)) for each in range(number)]
 
 
+def foresees(model: WorldModel, saving: float) -> None:
+    """From now on, of every step."""
+    with torch.no_grad():
+        for memory in model.members:
+            memory.reward[-1].weight.fill_(0.0)
+            memory.reward[-1].bias.fill_(float(squeezed(torch.tensor(saving))))
+
+
 def all_rules_apply(memory: Memory) -> None:
     """From now on, in all that it foresees."""
     memory.site_head.changes[-1].bias.chunk(2)[0].fill_(50.0)
@@ -64,7 +72,7 @@ def test_a_dream_has_the_real_ones_actions_and_begins_with_its_masks(env, dream)
     for episode in random_episodes(env, 4):
         for kept in episode.observations:
             known = places.known(kept.site_places)
-            for told in (known, 0.0 * known):  # in some dreams the controller is not told
+            for told in (known, np.zeros_like(known)):  # in some dreams the controller is not told
                 real.add((kept.site_rules.tobytes(), kept.site_locations.tobytes(), told.tobytes()))
     informed = []
     for seed in range(40):
@@ -205,15 +213,31 @@ def test_a_dream_pays_what_improves_on_its_best(env, model):
         all_rules_apply(model.memory)
     state = dream.draw(8, generator)
     for told in (2.0, -3.0, 1.0, 2.5):
-        with torch.no_grad():
-            for memory in model.members:
-                memory.reward[-1].weight.fill_(0.0)
-                memory.reward[-1].bias.fill_(float(squeezed(torch.tensor(told))))
+        foresees(model, told)
         before, (state, rewards, _) = state, dream.step(state, state.sites.offsets[:-1], generator)
         torch.testing.assert_close(state.saved, before.saved + told, rtol=0, atol=1e-4)
         improved = (state.saved - before.best).clamp(min=0.0)
         torch.testing.assert_close(rewards, 0.9 * improved + 0.1 * told, rtol=0, atol=1e-4)
     assert dream.step(state, state.sites.offsets[1:] - 1, generator)[1].tolist() == [0.0] * 8  # stop
+
+
+def test_a_dream_ends_where_a_real_episode_would(env, model):
+    dream = Dream.along(Experience(model, random_episodes(env, 8)), Places(), SMALL, limit=1.03)
+    with torch.no_grad():
+        all_rules_apply(model.memory)
+        for memory in model.members:  # M foresees no end
+            memory.terminal.weight.fill_(0.0)
+            memory.terminal.bias.fill_(-50.0)
+    generator = torch.Generator().manual_seed(0)
+    state = dream.draw(30, generator)
+    for told in (-2.0, -200.0):
+        foresees(model, told)
+        after, rewards, terminated = dream.step(state, state.sites.offsets[:-1], generator)
+        reached = state.saved + max(told, -100.0)
+        assert terminated.tolist() == (reached < -3.0).tolist()
+        torch.testing.assert_close(after.saved, reached.clamp(min=-3.0), rtol=0, atol=1e-4)
+        torch.testing.assert_close(rewards, 0.1 * (after.saved - state.saved), rtol=0, atol=1e-4)
+    assert terminated.all()
 
 
 def test_dreams_begin_along_real_episodes_with_what_was_remembered_there(env, model):

@@ -196,8 +196,9 @@ def test_reward_of_one_known_step():
     assert info["rule"] == "block_conv"
 
 
-def test_graph_that_costs_too_much_ends_the_episode():
-    env = make_env(conv_chain(), blocked_conv=200.0, limit=1.3)
+@pytest.mark.parametrize("reward", [{}, {"reward": EndToEndReward(every=1)}], ids=["by its kernels", "as a whole"])
+def test_graph_that_costs_too_much_ends_the_episode(reward):
+    env = make_env(conv_chain(), blocked_conv=200.0, limit=1.3, **reward)
     env.reset(seed=0)
     _, reward, terminated, truncated, info = env.step(rule_action(env, "block_conv"))
     assert info["run_secs"] == pytest.approx(308e-6)  # of 202

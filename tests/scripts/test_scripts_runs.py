@@ -153,3 +153,12 @@ def test_rules_of_a_method_with_several_numbers_of_steps(tmp_path):
     rules, columns, means = rule_means(rows_of(write_runs(tmp_path, few, many)))
     assert (rules, columns) == (["fold", "move"], ["one greedy.100", "one greedy.200"])
     assert means.tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
+def test_what_a_training_finds_beyond_its_steps_is_not_counted(tmp_path):
+    last, start = Plan(("a@1", "b@2"), 7, 9, 16), Plan(("a@1",), 7, 8, 16)
+    start.save(tmp_path / "start.json")
+    found = {"env_steps": 90, "run_secs": 1.0, "plan": dataclasses.asdict(start)}
+    assert agents.plan_of(json.loads(json.dumps(found)), None, last) == start
+    assert agents.plan_of({"env_steps": 0, "run_secs": 2.0}, None, last) == Plan((), 7, 7, 16)
+    assert agents.plan_of({}, tmp_path / "start.json", last) == start

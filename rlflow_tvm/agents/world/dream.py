@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,7 +53,8 @@ class DreamState:
         """What the controller sees of each."""
         vectors, offsets = torch.cat([self.latents, self.memories[0].h], dim=1).numpy(), self.sites.offsets
         rules, locations = (each.astype(np.int16) for each in (self.sites.rules, self.sites.locations))
-        known = self.sites.known * self.informed.numpy()[self.sites.graphs, None]
+        # no product: -0.0 would not be what 0.0 is to those that look for equal sites
+        known = np.where(self.informed.numpy()[self.sites.graphs, None], self.sites.known, np.float32(0))
         return [
             LatentObservation(vector, rules[begin:end], locations[begin:end], known[begin:end])
             for vector, begin, end in zip(vectors, offsets[:-1], offsets[1:], strict=True)
@@ -76,6 +78,7 @@ class Dream:
         temperature: tau.
         horizon: steps until truncation: errors add up.
         informed_share: of the dreams, those in which the controller is told what is known of places.
+        limit: of a graph's cost over that of the episode's first, where an episode ends, and counts as just that.
     """
 
     def __init__(
@@ -88,10 +91,12 @@ class Dream:
         temperature: float = 1.0,
         horizon: int = 20,
         informed_share: float = 1.0,
+        limit: float = math.inf,
     ) -> None:
         self.sizes, self.memories, self.temperature = sizes, list(memories), temperature
         self.horizon, self.informed_share = horizon, informed_share
         self._starts, self._beginnings, self._newcomers = starts, beginnings, newcomers
+        self._least_saved = torch.tensor(100.0 * (1.0 - limit))
 
     @staticmethod
     def along(
@@ -99,9 +104,10 @@ class Dream:
         places: Places,
         config: WorldModelConfig,
         temperature: float | None = None,
+        limit: float = math.inf,
     ) -> Dream:
         """Dreams that begin along the episodes that were learnt from, with what is known of places now. `temperature`:
-        if not that of `config`."""
+        if not that of `config`. `limit`: the real environment's."""
         model, traces = learnt.model, learnt.traces
         steps, lengths = steps_of(traces)
         states = tuple(memory.states(steps, lengths) for memory in model.members)
@@ -120,6 +126,7 @@ class Dream:
             config.temperature if temperature is None else temperature,
             config.dream_horizon,
             config.controller.informed_share,
+            limit,
         )
 
     @property
@@ -156,13 +163,13 @@ class Dream:
         counts = forecast.log_counts.expm1().round().clamp(1, self.sizes.num_locations) * legal
         counts[:, stop] = 1
         told = torch.stack([each.rewards for each in foreseen]).amin(dim=0) * self.memories[0].reward_deviation
-        savings = torch.where(rules == stop, torch.zeros(()), stretched(told))
-        saved = state.saved + savings
+        reached = state.saved + torch.where(rules == stop, torch.zeros(()), stretched(told))
+        saved = torch.maximum(reached, self._least_saved)
         best = torch.maximum(state.best, saved)
-        rewards = (1.0 - _SAVING_SHARE) * (best - state.best) + _SAVING_SHARE * savings
+        rewards = (1.0 - _SAVING_SHARE) * (best - state.best) + _SAVING_SHARE * (saved - state.saved)
         ends = torch.sigmoid(foreseen[0].terminal_logits)
         terminated = ends > (torch.rand(len(ends), generator=generator) if self.temperature else 0.5)
-        terminated |= (rules == stop) | ~legal[:, :stop].any(dim=1)
+        terminated |= (rules == stop) | ~legal[:, :stop].any(dim=1) | (reached < self._least_saved)
         uniform = partial(_uniform, generator)
         sites = state.sites.after(chosen, counts.long().numpy(), self._newcomers, uniform)
         return DreamState(latents, sites, state.informed, saved, best, memories), rewards, terminated

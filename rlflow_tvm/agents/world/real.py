@@ -47,6 +47,7 @@ class RealEpisodes:
     Attributes:
         rollouts: the episodes, with what was known of places before each.
         places: what is known now.
+        limit: of a graph's cost over that of its episode's first, where the environment ends it; infinite where never.
         best_return: the largest of those that began at the start.
         best_run_secs: the smallest time told.
     """
@@ -62,6 +63,7 @@ class RealEpisodes:
         on_episode: OnEpisode | None = None,
     ) -> None:
         self.env, self.sizes = env, ObservationSizes.from_space(env.observation_space)
+        self.limit = float(getattr(env.unwrapped, "limit", math.inf))
         self.rollouts, self.places = Rollouts(folder), Places()
         self.starts = list(starts)
         self.best_return: float | None = None

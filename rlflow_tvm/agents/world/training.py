@@ -205,7 +205,7 @@ class _Training:
         self._save()
 
     def _dream(self) -> Dream:
-        return Dream.along(self._seen()[1], self.real.places, self.config)
+        return Dream.along(self._seen()[1], self.real.places, self.config, limit=self.real.limit)
 
     def _seen(self) -> tuple[Experience, Experience]:
         """The episodes held out in this iteration, and the others."""
