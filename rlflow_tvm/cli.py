@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -129,16 +130,29 @@ def model_path(model: str) -> Path:
     return zoo.path(model.removeprefix(ZOO_PREFIX)) if model.startswith(ZOO_PREFIX) else Path(model)
 
 
-def check_writable(path: Path | None) -> None:
-    """UsageError now rather than an error after long work, if `path` is a folder, or its folder does not exist or
-    cannot be written."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise UsageError(f"{path}: is a folder; give the name of a file")
-    folder = path.resolve().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(f"{path}: the folder {folder} does not exist or cannot be written; make it first")
+def check_writable(*paths: Path | None) -> None:
+    """UsageError now rather than an error after long work, if a path is a folder or a device, its folder does not exist
+    or cannot be written, or two are of one file."""
+    seen = set()
+    for path in paths:
+        if path is None:
+            continue
+        real = Path(os.path.realpath(path))  # what a link leads to is what is written
+        try:
+            mode = real.lstat().st_mode
+        except FileNotFoundError:
+            mode = None
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written ({error.strerror}); give another file") from None
+        if mode is not None and stat.S_ISDIR(mode):
+            raise UsageError(f"{path}: is a folder; give the name of a file")
+        if mode is not None and not stat.S_ISREG(mode):
+            raise UsageError(f"{path}: is no regular file, and a new one would take its place; give another name")
+        if not os.path.isdir(real.parent) or not os.access(real.parent, os.W_OK):
+            raise UsageError(f"{path}: the folder {real.parent} does not exist or cannot be written; make it first")
+        if real in seen:
+            raise UsageError(f"{path}: is given for two things to write; give each a file of its own")
+        seen.add(real)
 
 
 def write_json(path: Path | None, data: Any) -> None:
@@ -159,10 +173,11 @@ def write_text(path: Path | None, text: str) -> None:
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """A file to write in place of `path`, which it becomes in the end: whole or not at all. RlflowError where not."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    real = Path(os.path.realpath(path))
+    temporary = real.with_name(f".{real.name}.{os.getpid()}")
     try:
         yield temporary
-        temporary.replace(path)
+        temporary.replace(real)
     except OSError as error:
         raise RlflowError(f"{path}: cannot be written ({error.strerror})") from error
     finally:

@@ -67,8 +67,7 @@ def main(
 
     --budget and --seed are those of each search and agent.
     """
-    for path in (json, markdown):
-        cli.check_writable(path)
+    cli.check_writable(json, markdown)
     tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
     from rlflow_tvm import comparison, comparison_tables
     from rlflow_tvm.comparison_methods import methods

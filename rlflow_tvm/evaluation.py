@@ -144,12 +144,15 @@ def leave_one_out(
     CostError where the database holds too little of a model.
     """
     rows = database.samples(target_key, version)
-    scores = []
-    for done, (model, own) in enumerate(kernels.items(), start=1):
-        samples = [Sample(*row) for row in rows if row[0] not in own.touched]
-        asked = [Sample(*row) for row in rows if f"{row[0]}/{row[2]}" in own.launched]
+    asked_of = {
+        model: [Sample(*row) for row in rows if f"{row[0]}/{row[2]}" in own.launched] for model, own in kernels.items()
+    }
+    for model, asked in asked_of.items():  # before the long work on others
         if len(asked) < LEAST_KERNELS:
             raise CostError(f"{model}: {len(asked)} measured kernels are too few to judge predictions by")
+    scores = []
+    for done, (model, own) in enumerate(kernels.items(), start=1):
+        samples, asked = [Sample(*row) for row in rows if row[0] not in own.touched], asked_of[model]
         learned = LearnedCost.fit(samples, target_key, version)
         predicted = np.array([p.run_secs for p in learned.predict([(s.features, s.cold) for s in asked])])
         scores.append(_score(model, predicted, np.array([s.run_secs for s in asked]), learned.trained_on))

@@ -3,6 +3,9 @@ or a compiled library."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +17,9 @@ if TYPE_CHECKING:
     from rlflow_tvm.cost import CostModel, Ratio, Tuned
     from rlflow_tvm.passes import GraphState
     from rlflow_tvm.search import SearchResult
+
+
+log = logging.getLogger("rlflow_tvm")
 
 
 @cli.reports_errors
@@ -40,8 +46,7 @@ def main(
 ) -> None:
     """Find substitutions that make MODEL faster, check that its outputs stay the same, and save them as a plan
     or the whole as an ONNX model or a compiled library."""
-    for path in (plan, onnx, library, json):
-        cli.check_writable(path)
+    cli.check_writable(plan, onnx, library, json)
     tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
     from rlflow_tvm.cost import (
         LEAST_TRIALS,
@@ -84,12 +89,18 @@ def main(
         )
         if plan is not None:
             result.plan.save(plan)  # before the modules are timed: Ctrl-C shall lose nothing
-        rewrites = len(result.plan)
-        with cli.progress_bar("timing") as timing:
+        rewrites, gain = len(result.plan), None
+        tuned: list[Tuned] = []
+        with (
+            _goes_on("whether the new module is faster as a whole was not measured"),
+            cli.progress_bar("timing") as timing,
+        ):
             result, gain = keep_if_not_slower(result, cost_model, timing)
         if plan is not None and len(result.plan) < rewrites:
             result.plan.save(plan)
-        tuned = _tune(cost_model, result.state, tune, seed) if tune else []
+        if tune:
+            with _goes_on("kernels are as they were, but for those tuned by then"):
+                tuned = _tune(cost_model, result.state, tune, seed)
     figures: dict[str, Any] = {
         "model": model,
         "target": str(tvm_target),
@@ -142,6 +153,17 @@ def main(
         runs_here = remote is None and tvm_target.kind.name == "llvm"
         error = save_library(executable, new, library, file if runs_here else None, seed)
         print(f"library written to {library} ({_differ(error) if runs_here else 'not run: not for this processor'})")
+
+
+@contextmanager
+def _goes_on(told: str) -> Iterator[None]:
+    """What the search found is written all the same where what is inside fails, or Ctrl-C ends it."""
+    from rlflow_tvm.errors import CostError
+
+    try:
+        yield
+    except (CostError, KeyboardInterrupt) as error:
+        log.warning("%s: %s", "interrupted" if isinstance(error, KeyboardInterrupt) else error, told)
 
 
 def _differ(error: float | None) -> str:

@@ -60,12 +60,10 @@ def main(
         raise UsageError(f"--format {format}: there are html and png")
     given = _given(source, plan, model)
     place = out or (given.folder / ("report.html" if format == "html" else "plots"))
-    cli.check_writable(json)
-    if format == "html":
-        cli.check_writable(place)
-    else:
+    cli.check_writable(json, place if format == "html" else None)
+    if format == "png":
         _check_folder(place)
-    shapes, remote = given.shapes | cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
+    remote = cli.parse_rpc(rpc, rpc_key)
     if given.rpc_key is not None and remote is None and target is None:
         raise UsageError(
             f"{source}: its kernels were measured on RPC machines (key {given.rpc_key!r}): give --rpc and --rpc-key, "
@@ -73,14 +71,17 @@ def main(
         )
     tvm_target = cli.parse_target(target or given.target)
     from rlflow_tvm.cost import CostModel, KernelDatabase, default_path
-    from rlflow_tvm.frontend import import_models
+    from rlflow_tvm.frontend import import_models, load_onnx
     from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RuleSet
     from rlflow_tvm.reporting import contents, outline, page, plots, price_along, require_matplotlib
 
     if format == "png":
         require_matplotlib()
     rewrites = Plan.load(given.plan)
-    training = None if given.run is None else _training(given.run)
+    as_trained = target in (None, given.target) and rpc_key == given.rpc_key
+    training = None if given.run is None else _training(given.run, as_trained)
+    inputs = {info.name for info in load_onnx(given.file)[0].graph.input}  # other models of the training have others
+    shapes = {name: shape for name, shape in given.shapes.items() if name in inputs} | cli.parse_shapes(shape or [])
     mod = import_models({given.name: given.file}, shapes)[given.name]
     start = GraphState.from_module(mod, RuleSet(CATALOGUE, rewrites.lanes))
     with (
@@ -152,12 +153,12 @@ def _chosen(run: RunFolder, model: str | None) -> str:
     raise UsageError(f"{run.folder}: the training has {asked}: choose one with --model: {', '.join(names)}")
 
 
-def _training(run: RunFolder) -> Training:
+def _training(run: RunFolder, as_trained: bool) -> Training:
     from rlflow_tvm.passes import Plan
     from rlflow_tvm.reporting import Training
 
     plans = {name: Plan.load(path) for name, path in run.plans.items() if path.exists()}
-    return Training(run.agent, run.progress, run.best, plans)
+    return Training(run.agent, run.progress, run.best, plans, as_trained)
 
 
 def _check_folder(folder: Path) -> None:

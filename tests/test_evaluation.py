@@ -95,8 +95,10 @@ def test_a_right_and_a_wrong_prediction(monkeypatch, priced):
     assert score.trained_on == 7
 
 
-def test_too_little_of_a_model(priced):
+def test_too_little_of_a_model_is_told_before_any_is_learnt_from(priced, monkeypatch):
     database, opened, kernels = priced
-    few = {"few": evaluation.ModelKernels(frozenset(sorted(kernels["algebra"].launched)[:3]), frozenset())}
+    few = {"algebra": kernels["algebra"]}
+    few["few"] = evaluation.ModelKernels(frozenset(sorted(kernels["algebra"].launched)[:3]), frozenset())
+    monkeypatch.setattr(LearnedCost, "fit", lambda *_: pytest.fail("that takes long"))
     with pytest.raises(CostError, match="few: 3 measured kernels are too few"):
         leave_one_out(few, database, opened.target_key, opened.graph_version)

@@ -115,6 +115,26 @@ def test_the_command_writes_the_plan_of_what_is_left(
     assert "the model's takes 0.80 times as long as the new one's (0.80 to 0.80 by round)" in out
 
 
+def test_what_was_found_is_written_where_timing_is_interrupted(
+    found: SearchResult,
+    network: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    assert len(found.plan) > 0
+    monkeypatch.setattr(superoptimize, "measure_interleaved", interrupted)
+    model, figures = tmp_path / "new.onnx", tmp_path / "figures.json"
+    with caplog.at_level(logging.WARNING, "rlflow_tvm"):
+        command.main(str(network), search="family", budget=BUDGET, onnx=model, json=figures)
+    assert "interrupted: whether the new module is faster as a whole was not measured" in caplog.text
+    assert json.loads(figures.read_text())["plan_length"] > 0
+    assert model.exists()
+
+
 def test_modules_are_really_timed(found: SearchResult, cost_model: CostModel) -> None:
     told: list[tuple[int, int]] = []
     _, gain = keep_if_not_slower(found, cost_model, lambda done, total: told.append((done, total)))

@@ -227,10 +227,11 @@ def torch_settings(threads: int) -> Iterator[None]:
 
 def check_folder(folder: Path, resume: bool) -> None:
     """AgentError if a training cannot begin in `folder`, or with `resume` go on in it: to be asked before long work."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir():
+    # (pathlib's `exists` raises where a folder on the way must not be searched)
+    there = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
+    if not os.path.isdir(there):
         raise AgentError(f"{there}: is a file; give another output folder")
-    if not os.access(there, os.W_OK):
+    if not os.access(there, os.W_OK | os.X_OK):
         raise AgentError(f"{there}: cannot be written; give another output folder")
     found = [name for name in _LEFT_BEHIND if (folder / name).exists() and not _is_empty(folder / name)]
     if found and not resume:

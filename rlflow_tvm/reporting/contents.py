@@ -22,12 +22,16 @@ Contents = dict[str, Any]
 
 @dataclass(frozen=True)
 class Training:
-    """What is told of the training that found a plan: the lines of its logs, and the plans of all its models."""
+    """What is told of the training that found a plan: the lines of its logs, and the plans of all its models.
+
+    `as_priced`: whether the report's prices are of the machines and the target that the training's are of.
+    """
 
     agent: str
     progress: Sequence[Line] = ()
     best: Sequence[Line] = ()
     plans: Mapping[str, Plan] = field(default_factory=dict)
+    as_priced: bool = True
 
 
 def contents(model: str, along: Along, cost_model: CostModel, training: Training | None = None) -> Contents:
@@ -48,7 +52,7 @@ def contents(model: str, along: Along, cost_model: CostModel, training: Training
 
 def outline(model: str, along: Along, target: str, training: Training | None = None) -> Contents:
     """The same without `kernels` and `graphs`: what plots are made of."""
-    start_secs = secs_of(along.costs[0])
+    began_at = secs_of(along.costs[0]) if training is not None and training.as_priced else None
     plans = {} if training is None else training.plans
     return {
         "model": model,
@@ -59,7 +63,7 @@ def outline(model: str, along: Along, target: str, training: Training | None = N
         "end": cost_row(along.costs[-1]),
         "steps": step_rows(along),
         "curves": [] if training is None else curves(training.progress),
-        "best": [] if training is None else best_curve(training.best, model, start_secs),
+        "best": [] if training is None else best_curve(training.best, model, began_at),
         "rules": rules_by_position([action.rule for action in along.actions]),
         "models": rules_by_model({name: _rules(plan) for name, plan in plans.items()}) if len(plans) > 1 else None,
     }

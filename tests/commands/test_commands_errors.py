@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import onnx
@@ -10,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from rlflow_tvm import cli
-from rlflow_tvm.errors import RlflowError
+from rlflow_tvm.errors import RlflowError, UsageError
 from tests.error_lines import one_line
 
 
@@ -100,6 +101,27 @@ def test_unwritable_output_is_refused_before_the_work(run, tmp_path):
     one_line(run("optimize", path, "--plan", tmp_path / "nowhere" / "plan.json"), 2, "nowhere")
     for option in ("--plan", "--json"):
         one_line(run("optimize", tmp_path / "no.onnx", option, tmp_path), 2, "is a folder")
+
+
+def test_outputs_that_would_take_the_place_of_something_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "one.json")
+    for paths, told in (
+        ((tmp_path / "pipe",), "pipe: is no regular file"),
+        ((tmp_path / "one.json", None, tmp_path / "one.json"), "given for two things"),
+        ((tmp_path / "one.json", tmp_path / "link"), "given for two things"),
+        ((tmp_path / ("n" * 300),), "File name too long"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            cli.check_writable(*paths)
+    cli.check_writable(tmp_path / "link", None, tmp_path / "two.json")
+
+
+def test_what_a_link_leads_to_is_written(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "one.json")
+    cli.write_json(tmp_path / "link", [1])
+    assert (tmp_path / "link").is_symlink()
+    assert json.loads((tmp_path / "one.json").read_text()) == [1]
 
 
 def test_figures_that_cannot_be_written_leave_nothing_behind(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from report_parts import write_checkpoint, write_run
+from report_parts import BEST, write_checkpoint, write_run
 
 from rlflow_tvm.frontend import from_onnx
 from rlflow_tvm.kernels import as_target, vector_lanes
@@ -111,10 +111,15 @@ def test_training_on_other_machines(run, folder, model):
     metadata = {"models": [str(model)], "shapes": {}, "target": "llvm rpc:lab"}
     write_checkpoint(folder / "agent.safetensors", {"agent": "ppo", "metadata": metadata})
     one_line(run("report", folder), 2, "lab", "--rpc", "--target llvm")
+    told = folder.parent / "told.json"
+    assert run("report", folder, "--target", "llvm", "--json", told).returncode == 0
+    found = [[line["env_steps"], line["run_secs"]] for line in BEST]
+    assert json.loads(told.read_text())["best"] == found, "this machine's price of the start is none of that curve"
 
 
 def test_several_models(run, folder, model):
-    metadata = {"models": [str(model), "zoo:demo"], "shapes": {}, "target": "llvm"}
+    shapes = {"x": [1, 64], "image": [1, 3, 32, 32]}  # of either model's input
+    metadata = {"models": [str(model), "zoo:demo"], "shapes": shapes, "target": "llvm"}
     write_checkpoint(folder / "agent.safetensors", {"agent": "ppo", "metadata": metadata})
     one_line(run("report", folder), 2, "several models", "--model", "zoo:demo")
     one_line(run("report", folder, "--model", "zoo:other"), 2, "no zoo:other", "zoo:demo")
