@@ -26,7 +26,7 @@ import multiprocessing
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -243,6 +243,15 @@ def check_prices(folder: Path, target: str) -> None:
         theirs = json.loads(path.read_text()).get("prices", "an earlier version of this script")
         if theirs != ours:
             raise UsageError(f"{path}: is of {theirs}, this is {ours}; give another --out, or go on there")
+
+
+def check_made(path: Path, rows: Sequence[Mapping[str, Any]], made: Mapping[str, Any]) -> None:
+    """UsageError where one of the results in a file, each of which tells how it was `made`, was made in another way."""
+    for row in rows:
+        theirs = row.get("made", {})
+        for name, value in made.items():
+            if theirs.get(name) != value:
+                raise UsageError(f"{path}: {name} was {theirs.get(name)}, is {value}; give that, or another --out")
 
 
 def check_settings(run: Run, out: Path) -> None:

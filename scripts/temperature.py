@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from agents import check_made, prices
 from agents_results import Row
 from papers.world import temperature_lines
 
@@ -37,6 +38,7 @@ from rlflow_tvm.agents.world.training import make_controller, make_model
 from rlflow_tvm.cli import model_path, parse_target, write_json
 from rlflow_tvm.cost import CostModel, KernelDatabase, PredictionPolicy, default_path
 from rlflow_tvm.envs import GraphRewriteEnv, RewriteProblem
+from rlflow_tvm.errors import UsageError
 
 EPISODES = 8
 RLFLOW = [0.1, 0.5, 0.75, 1.0, 1.2, 1.5, 1.75, 2.0, 2.5, 3.0]
@@ -97,6 +99,11 @@ def main() -> int:
     seen, places = experience(model, config, rollouts), places_of(rollouts)
     eyes = Eyes(model.sizes, model.vision, model.memory)
     rows = json.loads(options.out.read_text()) if options.out.exists() else []
+    made = {"run": str(options.run), "model": options.model, "prices": prices(options.target)}
+    try:
+        check_made(options.out, rows, made)
+    except UsageError as error:
+        parser.error(str(error))
     there = {(row["temperature"], row["seed"]) for row in rows}
     policy = PredictionPolicy(share=metadata["predict"])
     with (
@@ -110,7 +117,7 @@ def main() -> int:
             for temperature in options.temperatures:
                 if (temperature, seed) not in there:
                     dream = Dream.along(seen, places, config, temperature, env.limit)
-                    rows.append(scores(dream, eyes, places, config, env, seed))
+                    rows.append({**scores(dream, eyes, places, config, env, seed), "made": made})
                     write_json(options.out, rows)
     print(f"{options.model}: returns of an episode, mean and 95 % interval over the seeds\n")
     print("\n".join(temperature_lines(rows)))

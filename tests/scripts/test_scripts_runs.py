@@ -155,6 +155,16 @@ def test_rules_of_a_method_with_several_numbers_of_steps(tmp_path):
     assert means.tolist() == [[1.0, 0.0], [0.0, 1.0]]
 
 
+def test_results_that_were_made_otherwise_are_not_gone_on_with(tmp_path):
+    made = {"steps": 100, "models": ["a"], "prices": "here"}
+    agents.check_made(tmp_path, [], made)
+    agents.check_made(tmp_path, [{"made": json.loads(json.dumps(made))}], made)
+    with pytest.raises(UsageError, match="models was None, is \\['a'\\]"):
+        agents.check_made(tmp_path, [{"made": {"steps": 100}}], made)
+    with pytest.raises(UsageError, match="steps was None, is 100"):
+        agents.check_made(tmp_path, [{"seed": 0}], made)
+
+
 def test_what_a_training_finds_beyond_its_steps_is_not_counted(tmp_path):
     last, start = Plan(("a@1", "b@2"), 7, 9, 16), Plan(("a@1",), 7, 8, 16)
     start.save(tmp_path / "start.json")
