@@ -68,10 +68,13 @@ class RewriteProblem:
         return self._end_to_end[key]
 
     def successor(
-        self, state: GraphState, action: RewriteAction, *, confirmed: bool = False
+        self, state: GraphState, action: RewriteAction, *, confirmed: bool = False, again: bool = False
     ) -> tuple[GraphState, GraphCost] | None:
-        """The state after `action` and its cost (as in `cost`), or None where the move is refused."""
-        self.moves += 1
+        """The state after `action` and its cost (as in `cost`), or None where the move is refused.
+
+        `again`: it was tried before in this state, and is no other move now.
+        """
+        self.moves += not again
         key = (state.structural_hash, str(action))
         if key in self.refusals:
             return None

@@ -79,7 +79,8 @@ class _Walk:
         return sites
 
     def _price(self, key: Key, *, confirmed: bool = False) -> None:
-        following = self.problem.successor(self.state, self._sites[key], confirmed=confirmed)
+        action, again = self._sites[key], key in self._fresh
+        following = self.problem.successor(self.state, action, confirmed=confirmed, again=again)
         gain = float("inf")
         if following is not None and following[0].structural_hash not in self._seen:
             gain = following[1].run_secs - following[1].deviation_secs - self.run_secs
@@ -129,7 +130,7 @@ class _Walk:
         return None
 
     def take(self, key: Key) -> None:
-        following = self.problem.successor(self.state, self._sites[key], confirmed=True)
+        following = self.problem.successor(self.state, self._sites[key], confirmed=True, again=True)
         assert following is not None, "a move that was priced in this state is possible in it"
         self.state, cost = following
         self.run_secs = cost.run_secs
