@@ -40,8 +40,7 @@ def list_rules(
 ) -> None:
     """Each rule's name, family, equation, conditions and proof; with --model, where it fires."""
     cli.check_writable(json)
-    from rlflow_tvm.passes.proofs import digest
-    from rlflow_tvm.passes.verify import Proof
+    from rlflow_tvm.passes.proofs import recorded_proof
 
     everything, proofs = _read(file)
     rules = tuple(rule for rule in everything if family in (None, rule.family))
@@ -51,9 +50,7 @@ def list_rules(
     sites = {name: _sites(name, rules, target) for name in model or ()}
     rows = []
     for rule in rules:
-        recorded = proofs.get(rule.name, {})
-        proved = recorded.get("digest") == digest(rule)
-        told = str(Proof(recorded["instances"], recorded["degree"], recorded["bound"])) if proved else "none"
+        told = str(recorded_proof(rule, proofs) or "none")
         fires = {name: counts[rule.name] for name, counts in sites.items()}
         rows.append({**rule.to_json(), "proof": told, "sites": fires})
         print(f"{rule.name} [{rule.family}]\n  {rule}\n  proof: {told}")

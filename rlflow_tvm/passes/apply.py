@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import isfinite
 from typing import Any
 
+import numpy as np
 import tvm_ffi
 from tvm import relax
 from tvm.error import InternalError
@@ -23,7 +25,8 @@ Roots = Mapping[relax.Var, relax.Expr]
 def apply_match(graph: Graph, match: Match, parameters: Mapping[str, Any]) -> Graph:
     """The graph after rewriting `match`; `parameters` are the rule set's, for its attribute expressions.
 
-    RewriteError if the right side is ill-typed, depends on itself or is what stands there already.
+    RewriteError if the right side is ill-typed, holds a number that cannot be computed, depends on itself or is what
+    stands there already.
     """
     return graph.rewritten(*replacement(graph, match, parameters, lambda var: graph.users.get(var, ())))
 
@@ -34,13 +37,15 @@ def replacement(
     """What `Graph.rewritten` takes: each root's new expression, and the nodes that these need.
 
     `users`: a variable's in the graph, asked where an equal node may be there already. RewriteError if the right side
-    is ill-typed or is what stands there already.
+    is ill-typed, holds a number that cannot be computed or is what stands there already.
     """
     builder = _Builder(users, {**parameters, **match.env}, match.roots)
     built: dict[relax.Var, relax.Expr] = {}
     for root, term in zip(match.roots, match.rule.equation.right, strict=True):
         try:
             expr = builder.build(term)
+        except ArithmeticError as error:
+            raise RewriteError(f"rule {match.rule.name}: {term} cannot be computed: {error}") from error
         except (InternalError, TypeError, ValueError) as error:  # Relax's type inference refuses the call
             raise RewriteError(f"rule {match.rule.name}: {term} is ill-typed: {str(error).splitlines()[-1]}") from error
         if not tvm_ffi.structural_equal(expr.ty, root.ty):
@@ -59,6 +64,16 @@ def _unchanged(old: Node | None, new: Node | None) -> bool:
 
 def _equal(a: Node, b: Node) -> bool:
     return a.op == b.op and a.inputs == b.inputs and tvm_ffi.structural_equal(a.value, b.value)
+
+
+def _constant(value: float, dtype: str) -> relax.Expr:
+    """OverflowError for a number that floats of the element type do not hold: another would be infinite, or zero."""
+    with np.errstate(over="ignore", under="ignore"):
+        constant = relax.const(value, dtype)
+    held = constant.value.numpy()
+    if held.dtype.kind not in "iub" and (not isfinite(float(held)) or (float(held) != 0) != (value != 0)):
+        raise OverflowError(f"{value} is no {dtype}")
+    return constant
 
 
 class _Builder:
@@ -80,9 +95,9 @@ class _Builder:
         if isinstance(term, Var):
             return self._env[term.name]
         if isinstance(term, Number):
-            return relax.const(term.value, self._dtype)
+            return _constant(term.value, self._dtype)
         if isinstance(term, Scalar):
-            return relax.const(float(term.attribute.value(self._env)), self._dtype)
+            return _constant(float(term.attribute.value(self._env)), self._dtype)
         if isinstance(term, Item):
             return self._emit(relax.TupleGetItem(self.build(term.term), term.index))
         return self._emit(self._call(term, [self.build(arg) for arg in term.args]))

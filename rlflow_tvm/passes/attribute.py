@@ -25,6 +25,10 @@ class NotEvaluable(RewriteError):
     """An expression that does not fit what it is asked of: an axis that a tensor does not have, say."""
 
 
+class NotComputable(NotEvaluable):
+    """An expression that fits, of numbers without a result: a division by zero, or by what is infinite."""
+
+
 @dataclass(frozen=True)
 class Attribute:
     """An attribute expression as text (`[0, 2, 1]`, `p`, `compose(p, q)`, `dim(w, 0) + 1`)."""
@@ -64,7 +68,9 @@ class Attribute:
         """
         try:
             return _compiled(self.text)(env)
-        except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        except ArithmeticError as error:
+            raise NotComputable(f"{self.text} cannot be evaluated ({error})") from error
+        except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise NotEvaluable(f"{self.text} cannot be evaluated ({error})") from error
 
 

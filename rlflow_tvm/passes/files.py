@@ -32,7 +32,7 @@ def read_whole(path: Path, format_: int, what: str, remedy: str) -> dict[str, An
         data = json.loads(path.read_text())
     except FileNotFoundError:
         raise PlanError(f"{path}: no such {what} file") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no text, no JSON, a number of too many digits
         raise PlanError(f"{path}: not a {what} file ({error})") from None
     if not isinstance(data, dict) or data.get("format") != format_:
         found = data.get("format") if isinstance(data, dict) else None

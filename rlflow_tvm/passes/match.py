@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from itertools import product
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import tvm
 from tvm import relax
 
 from rlflow_tvm.dataflow import Node, canonical
-from rlflow_tvm.passes.attribute import shape
+from rlflow_tvm.passes.attribute import NotComputable, shape
 from rlflow_tvm.passes.graph import VARIABLES, Graph
 from rlflow_tvm.passes.ops import BY_RELAX_NAME, CLASSES, COMMUTATIVE, OPERATORS, Operator
 from rlflow_tvm.passes.rule import RewriteRule
@@ -127,7 +128,8 @@ def _allowed(term: Term) -> frozenset[str] | None:
 
 
 def operands_of(node: Node) -> tuple[relax.Expr, ...] | None:
-    """The tensors that a node computes with (variables canonical); None where they are not written out."""
+    """The tensors that a node computes with (variables canonical); None where they are not written out, or where an
+    operand is no tensor."""
     if "operands" not in node.notes:
         node.notes["operands"] = _operands(node)
     return node.notes["operands"]
@@ -139,6 +141,8 @@ def _operands(node: Node) -> tuple[relax.Expr, ...] | None:
     else:
         operators = BY_RELAX_NAME.get(node.op)
         found = operators[0].operands(node.value) if operators else None
+        if found is not None and not all(isinstance(e.ty, relax.TensorType) for e in found):
+            return None  # a bare number, which some of TVM's passes leave, is no term
     return None if found is None else tuple(canonical(e) if isinstance(e, relax.Var) else e for e in found)
 
 
@@ -161,7 +165,7 @@ def match_root(rule: RewriteRule, forms: Sequence[Form], node: Node, graph: Grap
         matched: list[relax.Var] = []
         try:
             unify(form.term, node.var, graph, env, matched)
-        except Mismatch:
+        except (Mismatch, NotComputable):
             continue
         if not any(_same_env(env, other.env) for other in found):
             found.append(Match(rule, (node.var,), (form.number,), env, tuple(dict.fromkeys(matched))))
@@ -195,7 +199,7 @@ def unify(term: Term, expr: relax.Expr, graph: Graph, env: dict[str, Any], match
                 raise Mismatch(expr, "item {} of a tuple is needed, not {}", index, node.op)
             unify(inner, canonical(node.value.tuple_value), graph, env, matched)
         case Number(value):
-            if _scalar(expr) != np.float32(value):
+            if _scalar(expr) is None or not _is_number(expr, value):
                 raise Mismatch(expr, "the constant {} is needed", value)
         case Scalar():
             _unify_scalar(term, expr, env)
@@ -238,6 +242,18 @@ def _scalar_of_constant(expr: relax.Expr) -> float | None:
     return float(expr.value.numpy())
 
 
+@lru_cache(maxsize=256)
+def _is_number(constant: relax.Expr, value: float) -> bool:
+    """Whether a constant without axes is the number, rounded to the constant's element type: to floats that are neither
+    infinite nor, of another number than zero, zero; integers are not rounded to."""
+    found = constant.value.numpy()
+    if found.dtype.kind in "iub":
+        return int(found) == value
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = float(found.dtype.type(value))
+    return float(found) == rounded and isfinite(rounded) and (rounded != 0) == (value != 0)
+
+
 def _unify_scalar(term: Scalar, expr: relax.Expr, env: dict[str, Any]) -> None:
     value, variable = _scalar(expr), term.attribute.variable
     if value is None:
@@ -263,7 +279,10 @@ def _read(term: Apply, node: Node) -> tuple[Operator, dict[str, Any]]:
         attributes = node.notes[operator.name]
         if attributes is not None:
             return operator, attributes
-    raise Mismatch(node.var, "{} is needed, not {}", term.head, node.op.removeprefix("relax."))
+    name = node.op.removeprefix("relax.")
+    if any(operator.name in name for operator in _operators_as(term.head, node.op)):
+        raise Mismatch(node.var, "{} is needed as rules know it, not with such attributes or operands", term.head)
+    raise Mismatch(node.var, "{} is needed, not {}", term.head, name)
 
 
 def _unify_attributes(

@@ -11,6 +11,7 @@ from tvm import relax
 
 from rlflow_tvm.dataflow import Node
 from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.passes.attribute import NotComputable
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.match import (
     Form,
@@ -223,12 +224,13 @@ class Matches:
             matched: list[relax.Var] = []
             try:
                 unify(term, node.var, self.graph, env, matched)
+                if any(node.var in match.roots for match in self.by_rule[rule.name]):
+                    return ""
+                reasons.append((len(matched) + 1, self._failed_condition(rule, env)))
             except Mismatch as mismatch:
                 reasons.append((len(matched), f"{mismatch.reason} (at {mismatch.culprit})"))
-                continue
-            if any(node.var in match.roots for match in self.by_rule[rule.name]):
-                return ""
-            reasons.append((len(matched) + 1, self._failed_condition(rule, env)))
+            except NotComputable as error:
+                reasons.append((len(matched), str(error)))
         return max(reasons, key=lambda r: r[0])[1]
 
     def _failed_condition(self, rule: RewriteRule, env: dict[str, Any]) -> str:
@@ -272,9 +274,12 @@ def _checked(match: Match, graph: Graph, parameters: Mapping[str, Any]) -> Match
     if all(root in graph.weight_only for root in match.roots):
         return None  # work on weights alone is done once, before the first run: rewriting it gains nothing
     env, lets = {**parameters, **match.env}, {}
-    for name, value in match.rule.equation.lets:
-        env[name] = lets[name] = value.value(env)
-    if not all(condition.value(env) for condition in match.rule.conditions):
+    try:
+        for name, value in match.rule.equation.lets:
+            env[name] = lets[name] = value.value(env)
+        if not all(condition.value(env) for condition in match.rule.conditions):
+            return None
+    except NotComputable:
         return None
     return Match(match.rule, match.roots, match.variant, {**match.env, **lets}, match.matched)
 

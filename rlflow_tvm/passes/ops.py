@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -24,7 +24,8 @@ class Operator:
 
     `arity` counts tensor operands, None where they stand in one tuple operand (concat). `attributes` maps names to
     defaults: a term that does not name an attribute means its default. `read` gives a call's attributes, or None
-    where the call is another operator under the same Relax name (layout_transform).
+    where the call is another operator under the same Relax name (layout_transform), or a use of it of which the proofs
+    of rules know nothing (a pad that crops).
     """
 
     name: str
@@ -36,9 +37,9 @@ class Operator:
     extra: int = 0  # operands behind the tensors that are read as attributes (reshape's shape)
 
     def attributes_of(self, call: relax.Call) -> dict[str, Any] | None:
-        if self.read is not None:
-            return self.read(call)
-        return {name: plain(getattr(call.attrs, name)) for name in self.attributes}
+        if self.name in NOT_FOR_INTEGERS and not all(map(_is_of_floats, call.args[: self.arity])):
+            return None
+        return self.read(call) if self.read is not None else _as_written(call, self.attributes)
 
     def operands(self, call: relax.Call) -> Sequence[relax.Expr] | None:
         """Tensor operands of `call`; None for a tuple operand that is not written out."""
@@ -73,6 +74,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, tvm_ffi.Array | tuple | list):
         return tuple(plain(item) for item in value)
     return str(value) if isinstance(value, str) else value
+
+
+def _as_written(call: relax.Call, names: Iterable[str]) -> dict[str, Any]:
+    return {name: plain(getattr(call.attrs, name)) for name in names}
+
+
+def _is_of_floats(expr: relax.Expr) -> bool:
+    return isinstance(expr.ty, relax.TensorType) and "float" in str(expr.ty.dtype)
 
 
 def _extents(expr: relax.Expr) -> tuple[int, ...] | None:
@@ -118,6 +127,24 @@ def _read_split(call: relax.Call) -> dict[str, Any] | None:
         step = -(-int(shape[axis]) // indices)
         indices = tuple(step * i for i in range(1, indices))
     return {"at": indices, "axis": axis}
+
+
+def _read_pad(call: relax.Call) -> dict[str, Any] | None:
+    """Negative widths crop: no rule is proved for them."""
+    attributes = _as_written(call, _PAD)
+    return None if any(width < 0 for width in attributes["pad_width"]) else attributes
+
+
+def _norm_reader(names: Iterable[str]) -> Reader:
+    """Of what normalises over the last axes, in order: weights and biases of other axes lie along other axes than
+    what is broadcast to the result."""
+
+    def read(call: relax.Call) -> dict[str, Any] | None:
+        rank, attributes = len(call.args[0].ty.shape.values), _as_written(call, names)
+        axes = [axis % rank for axis in attributes["axes"]]
+        return attributes if axes and axes == list(range(rank - len(axes), rank)) else None
+
+    return read
 
 
 def _read_concat(call: relax.Call) -> dict[str, Any] | None:
@@ -167,6 +194,9 @@ _POOL = dict(
     ceil_mode=False, count_include_pad=False, layout="NCHW", out_layout="NCHW",
 )  # fmt: skip
 _REDUCE = dict(axis=REQUIRED, keepdims=False)
+_LAYER_NORM = dict(axes=REQUIRED, epsilon=REQUIRED, center=True, scale=True)
+_RMS_NORM = dict(axes=REQUIRED, epsilon=REQUIRED)
+_PAD = dict(pad_width=REQUIRED, pad_mode="constant", pad_value=0.0)
 
 
 def _elementwise(arity: int, **builders: Builder) -> list[Operator]:
@@ -193,11 +223,10 @@ _ALL = [
     Operator("sum", "relax.sum", rx.sum, attributes=_REDUCE),
     Operator("max", "relax.max", rx.max, attributes=_REDUCE),
     Operator("min", "relax.min", rx.min, attributes=_REDUCE),
-    Operator("layer_norm", "relax.nn.layer_norm", rx.nn.layer_norm, 3,
-             dict(axes=REQUIRED, epsilon=REQUIRED, center=True, scale=True)),
-    Operator("rms_norm", "relax.nn.rms_norm", rx.nn.rms_norm, 2, dict(axes=REQUIRED, epsilon=REQUIRED)),
+    Operator("layer_norm", "relax.nn.layer_norm", rx.nn.layer_norm, 3, _LAYER_NORM, _norm_reader(_LAYER_NORM)),
+    Operator("rms_norm", "relax.nn.rms_norm", rx.nn.rms_norm, 2, _RMS_NORM, _norm_reader(_RMS_NORM)),
     Operator("softmax", "relax.nn.softmax", rx.nn.softmax, attributes=dict(axis=-1)),
-    Operator("pad", "relax.nn.pad", rx.nn.pad, attributes=dict(pad_width=REQUIRED, pad_mode="constant", pad_value=0.0)),
+    Operator("pad", "relax.nn.pad", rx.nn.pad, attributes=_PAD, read=_read_pad),
     Operator("reshape", "relax.reshape", rx.reshape, attributes=dict(shape=REQUIRED), read=_read_shape, extra=1),
     Operator("broadcast_to", "relax.broadcast_to", rx.broadcast_to, attributes=dict(shape=REQUIRED), read=_read_shape,
              extra=1),
@@ -243,3 +272,10 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "Commutative": ("add", "multiply", "maximum", "minimum"),
 }
 COMMUTATIVE = frozenset({"Commutative", *CLASSES["Commutative"]})
+
+NOT_FOR_INTEGERS = frozenset({
+    "gelu", "silu", "tanh", "sigmoid", "exp", "erf", "sqrt", "rsqrt", "divide", "leaky_relu", "mean", "softmax",
+    "avg_pool2d", "adaptive_avg_pool2d", "gelu_tanh", "power", "layer_norm", "rms_norm",
+})  # fmt: skip
+"""Operators that rules are proved for in floats only, and that are matched in floats only: what they divide or round
+is another number in integers."""

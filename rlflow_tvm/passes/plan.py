@@ -72,11 +72,9 @@ class Plan:
             actions = data["actions"]
             if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
                 raise TypeError("actions is no list of texts")
-            return Plan(
-                tuple(actions),
-                int(data["start_hash"], 16),
-                int(data["end_hash"], 16),
-                int(data["lanes"]),
-            )
+            lanes = data["lanes"]
+            if type(lanes) is not int or lanes < 1:  # neither true, which is an int too, nor 2.9
+                raise TypeError("lanes is no number of vector lanes")
+            return Plan(tuple(actions), int(data["start_hash"], 16), int(data["end_hash"], 16), lanes)
         except (KeyError, TypeError, ValueError) as error:
             raise PlanError(f"{path}: damaged plan file ({type(error).__name__}: {error})") from None

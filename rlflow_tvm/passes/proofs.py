@@ -30,6 +30,17 @@ def record(rule: RewriteRule, proof: Proof) -> dict[str, Any]:
     return {"digest": digest(rule), **proof.to_json()}
 
 
+def recorded_proof(rule: RewriteRule, proofs: Proofs) -> Proof | None:
+    """The proof of the rule, as it is, among `proofs`; RewriteError if that is damaged."""
+    recorded = proofs.get(rule.name, {})
+    if recorded.get("digest") != digest(rule):
+        return None
+    try:
+        return Proof.from_json(recorded)
+    except RewriteError as error:
+        raise RewriteError(f"rule {rule.name}: {error}") from None
+
+
 def require_proofs(rules: Iterable[RewriteRule], proofs: Proofs, source: str) -> None:
     """RewriteError naming the first rule for which `proofs` (by the rules' names) holds no proof."""
     for rule in rules:
@@ -65,7 +76,7 @@ def read_rule_file(path: Path) -> tuple[tuple[RewriteRule, ...], Proofs]:
         data = json.loads(path.read_text())
     except OSError as error:
         raise RewriteError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RewriteError(f"{path}: is no JSON ({error})") from None
     if not isinstance(data, dict) or data.get("format") != _FORMAT or not isinstance(data.get("rules"), list):
         raise RewriteError(f'{path}: is no rule file: {{"format": {_FORMAT}, "rules": [...]}} is expected')
@@ -73,7 +84,12 @@ def read_rule_file(path: Path) -> tuple[tuple[RewriteRule, ...], Proofs]:
     if not all(isinstance(entry, dict) for entry in entries):
         raise RewriteError(f"{path}: every rule is an object with name, family, equation and when")
     rules = RuleSet(tuple(RewriteRule.from_json(entry) for entry in entries)).rules  # no two of the same name
-    return rules, {rule.name: entry.get("proof", {}) for rule, entry in zip(rules, entries, strict=True)}
+    proofs = {rule.name: entry.get("proof", {}) for rule, entry in zip(rules, entries, strict=True)}
+    for rule in rules:
+        if not isinstance(proofs[rule.name], dict):
+            raise RewriteError(f"{path}: the proof of rule {rule.name} is no object")
+        recorded_proof(rule, proofs)
+    return rules, proofs
 
 
 def rules_as_json(rules: Sequence[RewriteRule], proofs: Proofs) -> dict[str, Any]:

@@ -112,9 +112,19 @@ class RewriteRule:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> RewriteRule:
-        """Read `to_json`'s form; RewriteError names what is missing."""
+        """Read `to_json`'s form; RewriteError names what is missing, or is not what it should be."""
         try:
             name, family, text, when = data["name"], data["family"], data["equation"], data["when"]
         except KeyError as error:
             raise RewriteError(f"rule {data.get('name', '?')}: no field {error.args[0]!r}") from None
-        return RewriteRule(str(name), str(family), str(text), tuple(when), bool(data.get("symmetric", False)))
+        symmetric = data.get("symmetric", False)
+        if not all(isinstance(value, str) for value in (name, family, text)):
+            raise RewriteError(f"rule {name}: name, family and equation are texts")
+        if not isinstance(when, list) or not all(isinstance(condition, str) for condition in when):
+            raise RewriteError(f"rule {name}: when is a list of texts, one a condition")
+        if not isinstance(symmetric, bool):
+            raise RewriteError(f"rule {name}: symmetric is true or false")
+        try:
+            return RewriteRule(name, family, text, tuple(when), symmetric)
+        except (MemoryError, RecursionError, ValueError) as error:  # Python's parser, of what is nested too deeply
+            raise RewriteError(f"rule {name}: cannot be read ({str(error) or type(error).__name__})") from None

@@ -17,7 +17,9 @@ from rlflow_tvm.passes.match import Match
 from rlflow_tvm.passes.matcher import Matches, RuleSet
 from rlflow_tvm.passes.plan import Plan
 
-_SITE = re.compile(r"^(\d+(?:,\d+)*)#(\d+(?:,\d+)*)$")
+_INTEGERS = r"([0-9]{1,18}(?:,[0-9]{1,18})*)"
+_SITE = re.compile(f"{_INTEGERS}#{_INTEGERS}")
+_SHOWN = 80  # characters of what is no action
 
 
 @dataclass(frozen=True, order=True)
@@ -32,9 +34,9 @@ class Site:
 
     @staticmethod
     def parse(text: str) -> Site:
-        found = _SITE.match(text)
+        found = _SITE.fullmatch(text)
         if not found:
-            raise RewriteError(f"{text!r} is no site: POSITION[,POSITION]#VARIANT is expected, as 12#0")
+            raise RewriteError(f"{text[:_SHOWN]!r} is no site: POSITION[,POSITION]#VARIANT is expected, as 12#0")
         roots, variant = (tuple(map(int, group.split(","))) for group in found.groups())
         return Site(roots, variant)
 
@@ -53,7 +55,7 @@ class RewriteAction:
     def parse(text: str) -> RewriteAction:
         rule, at, site = text.partition("@")
         if not at:
-            raise RewriteError(f"{text!r} is no action: RULE@SITE is expected")
+            raise RewriteError(f"{text[:_SHOWN]!r} is no action: RULE@SITE is expected")
         return RewriteAction(rule, Site.parse(site))
 
 

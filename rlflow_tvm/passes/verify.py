@@ -12,7 +12,7 @@ import multiprocessing.connection
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,6 +72,16 @@ class Proof:
     def to_json(self) -> dict[str, Any]:
         return {"instances": self.instances, "degree": self.degree, "bound": self.bound}
 
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Proof:
+        """Read `to_json`'s form; RewriteError if it is not that."""
+        counts, degree, bound = data.get("instances"), data.get("degree"), data.get("bound")
+        if not isinstance(counts, dict) or not all(type(count) is int for count in counts.values()):
+            raise RewriteError("its proof holds no instances by domain")
+        if type(degree) is not int or not isinstance(bound, float | int | None):
+            raise RewriteError("its proof holds no degree and bound")
+        return Proof(counts, degree, bound)
+
     def __str__(self) -> str:
         told = ", ".join(f"{count} over {domain}" for domain, count in self.instances.items())
         return f"{told}; degree {self.degree}" + ("" if self.bound is None else f", missed with p < {self.bound:.1e}")
@@ -102,22 +112,30 @@ class Undecided:
 Outcome = Proof | Counterexample | Undecided
 
 
+@dataclass(frozen=True)
+class Differing:
+    """A sample whose two sides differ. `number`: which sample it was, the seed of the values they differ for."""
+
+    sample: Sample
+    number: int
+
+
 def verify_rule(rule: RewriteRule, instances: int = INSTANCES, seed: int = 0, attempts: int = ATTEMPTS) -> Outcome:
     """Evaluate both sides of `rule` on that many samples of what it matches, or those of so many `attempts`."""
     outcome = examined(rule, instances, seed, attempts)
-    return _smallest(outcome, seed) if isinstance(outcome, Sample) else outcome
+    return _smallest(outcome, seed) if isinstance(outcome, Differing) else outcome
 
 
 def examined(
     rule: RewriteRule, instances: int = INSTANCES, seed: int = 0, attempts: int = ATTEMPTS
-) -> Outcome | Sample:
+) -> Outcome | Differing:
     """As `verify_rule`, but for the first sample with a difference as it was found."""
     counts: dict[str, int] = {}
     degree, bounded = 0, False
     try:
-        for sample, equal in compared(rule, instances, seed, attempts):
+        for number, (sample, equal) in enumerate(compared(rule, instances, seed, attempts)):
             if not equal:
-                return sample
+                return Differing(sample, number)
             domain = domains_of(sample)[-1]
             counts[domain.name] = counts.get(domain.name, 0) + 1
             bounded |= isinstance(domain, PrimeFields)
@@ -231,28 +249,23 @@ def _told(left: list[Tensor], right: list[Tensor]) -> str:
     raise AssertionError("the two sides are equal")
 
 
-def _smallest(found: Sample, seed: int) -> Counterexample:
+def _smallest(found: Differing, seed: int) -> Counterexample:
     """Of the samples with a difference, the one with the fewest elements; with numbers that can be read, if it has a
     difference with such numbers too."""
-    best = found
-    for sample in _some(found.rule, seed + 1):
+    best, rule = found.sample, found.sample.rule
+    for sample in _some(rule, seed + 1):
         if sample.size < best.size and any(_difference(sample, domain, 0) is not None for domain in domains_of(sample)):
             best = sample
-    equation = found.rule.equation
+    equation = rule.equation
     exponentials = operators_of((*equation.left, *equation.right), best.env) & EXPONENTIAL
     readable = [] if best.dtype != FLOAT or exponentials else [Rationals(extent=_SMALL)]
     for domain in (*readable, *domains_of(best)):
-        for trial in range(3):
+        for trial in dict.fromkeys((found.number, 0, 1, 2)):  # the values that told, if it is what was found
             difference = _difference(best, domain, trial)
             if difference is not None:
                 values = [f"{name} = {_list(x[0])}" for name, x in difference.tensors.items() if x[0].size <= _SHOWN]
-                return Counterexample(found.rule, "\n".join([str(best), *values, difference.reason]))
-    for number in range(INSTANCES):  # the draws with which the difference was found
-        for domain in domains_of(best):
-            difference = _difference(best, domain, number)
-            if difference is not None:
-                return Counterexample(found.rule, f"{best}\n{difference.reason}")
-    raise AssertionError(f"{found.rule.name}: the difference is not found again for {best}")
+                return Counterexample(rule, "\n".join([str(best), *values, difference.reason]))
+    raise AssertionError(f"{rule.name}: the difference is not found again for {best}")
 
 
 def _list(plane: np.ndarray) -> str:

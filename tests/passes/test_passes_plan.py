@@ -146,7 +146,10 @@ def test_plan_for_other_lanes_is_refused(state):
         other.replay(state.plan)
 
 
-@pytest.mark.parametrize("action", ["no_such_rule@0#0", "block_conv@999#0", "nonsense"])
+@pytest.mark.parametrize(
+    "action",
+    ["no_such_rule@0#0", "block_conv@999#0", "nonsense", pytest.param(f"block_conv@{'1' * 5000}#0", id="digits")],
+)
 def test_plan_whose_action_is_not_possible_is_refused(state, action):
     plan = dataclasses.replace(state.plan, actions=(action, *state.plan.actions[1:]))
     with pytest.raises(PlanError, match="action 1 of the plan cannot be repeated"):
@@ -158,7 +161,14 @@ def test_missing_file_is_refused(tmp_path):
         Plan.load(tmp_path / "nothing.json")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"\x00"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"\xff\xfe", b"\x00",
+        pytest.param(b'{"format": 1, "lanes": %s}' % (b"9" * 5000), id="digits"),
+        pytest.param(b"[" * 100_000, id="nested"),
+    ],
+)  # fmt: skip
 def test_file_that_is_not_json_is_refused(content, tmp_path):
     path = tmp_path / "plan.json"
     path.write_bytes(content)
@@ -183,7 +193,8 @@ def test_other_format_is_refused(data, tmp_path):
     "change",
     [
         {"actions": None}, {"actions": "block_conv@0#0"}, {"actions": [1]}, {"start_hash": 12}, {"start_hash": "xyz"},
-        {"end_hash": None}, {"lanes": "many"}, {"lanes": None},
+        {"end_hash": None}, {"lanes": "many"}, {"lanes": None}, {"lanes": 2.9}, {"lanes": float("inf")},
+        {"lanes": True}, {"lanes": 0}, {"lanes": [LANES]},
     ],
 )  # fmt: skip
 def test_damaged_file_is_refused(change, saved):

@@ -12,6 +12,7 @@ import pytest
 
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes import CATALOGUE, RewriteRule, default_rules
+from rlflow_tvm.passes import verify as proving
 from rlflow_tvm.passes.proof.domains import Degrees, MachineIntegers, P, PrimeFields, Q, Rationals, Tensor, Undefined
 from rlflow_tvm.passes.proof.sampling import FLOAT, Sampler
 from rlflow_tvm.passes.proofs import (
@@ -113,6 +114,8 @@ WRONG = {
     "int8 does not hold it": (rule("maximum(add(x, a), add(y, a)) => add(maximum(x, y), a)"), "int8"),
     "not for such ranks": (rule("matmul(x, a) => permute_dims(matmul(permute_dims(a, axes=swap_last(rank(a))), "
                                 "permute_dims(x, axes=swap_last(rank(x)))), axes=swap_last(rank(x)))"), "built|typed"),
+    "a condition on what has no element type": (rule("permute_dims(x, axes=p) => x", "is_float(p)"),
+                                                "cannot be evaluated"),
     "a condition that cannot be asked": (rule("relu(x) => x", "dim(x, 3) == 7"), "cannot be evaluated"),
 }  # fmt: skip
 
@@ -133,6 +136,14 @@ def test_a_wrong_rule_is_told(name):
     assert isinstance(found, Counterexample), str(found)
     assert re.search(said, str(found)), str(found)
     assert len(str(found)) < 1500
+
+
+def test_a_difference_that_one_late_sample_tells_is_told_again(monkeypatch):
+    late = proving._Difference("only these values tell", {})
+    monkeypatch.setattr(proving, "_difference", lambda sample, domain, seed: late if seed == 70 else None)
+    found = verify_rule(RIGHT["commuted"], instances=80)
+    assert isinstance(found, Counterexample), str(found)
+    assert late.reason in found.reason
 
 
 def test_a_rule_without_instances_is_not_proved():
@@ -205,12 +216,45 @@ def test_a_rule_file_carries_its_proofs(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 2, "rules": []}', '{"format": 1, "rules": [3]}',
-                                  '{"format": 1, "rules": [{"name": "a"}]}'])  # fmt: skip
+                                  '{"format": 1, "rules": [{"name": "a"}]}',
+                                  pytest.param("[" * 100_000, id="nested")])  # fmt: skip
 def test_a_file_that_holds_no_rules_is_refused(tmp_path, text):
     file = tmp_path / "rules.json"
     file.write_text(text)
     with pytest.raises(RewriteError):
         read_rules(file)
+
+
+PROVED = {"digest": digest(RIGHT["commuted"]), "instances": {"int8": 12}, "degree": 1, "bound": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"when": 5}, "when is a list of texts"),
+        ({"when": None}, "when is a list of texts"),
+        ({"when": [1]}, "when is a list of texts"),
+        ({"when": "x"}, "when is a list of texts"),
+        ({"name": 3}, "are texts"),
+        ({"equation": None}, "are texts"),
+        ({"symmetric": "no"}, "true or false"),
+        ({"proof": None}, "no object"),
+        ({"proof": []}, "no object"),
+        ({"proof": {"digest": PROVED["digest"]}}, "no instances"),
+        ({"proof": {**PROVED, "instances": {"int8": "many"}}}, "no instances"),
+        ({"proof": {**PROVED, "degree": None}}, "no degree"),
+        pytest.param({"equation": f"relu(x) => {'-' * 3000}x"}, "rule tried: cannot be read", id="nested"),
+    ],
+)
+def test_a_damaged_rule_is_told_in_one_line(tmp_path, change, said):
+    file = tmp_path / "rules.json"
+    entry = {**RIGHT["commuted"].to_json(), "proof": PROVED}
+    file.write_text(json.dumps({"format": 1, "rules": [entry]}))
+    assert len(read_rules(file)) == 1
+    file.write_text(json.dumps({"format": 1, "rules": [{**entry, **change}]}))
+    with pytest.raises(RewriteError, match=said) as refused:
+        read_rule_file(file)
+    assert "\n" not in str(refused.value)
 
 
 def test_floats_are_drawn_too():

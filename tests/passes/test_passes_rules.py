@@ -123,6 +123,7 @@ def test_integers_are_not_divided_by_multiplying():
 
     assert divided("float32").sites["divide_to_multiply"]
     assert not divided("int32").sites["divide_to_multiply"]
+    assert not divided("float16").sites["divide_to_multiply"]  # the inverse of 1e-5 is infinite
 
 
 @pytest.mark.parametrize("name", ["conv_factor_kernels", "fold_scale_into_conv"])
@@ -142,3 +143,81 @@ def test_narrow_weights_of_a_wide_result_are_not_added_or_scaled(name):
 
     assert sites("int8", "int32") == sites("float16", "float32") == 0
     assert sites("int8", None) == sites("float32", None) == sites("float32", "float32") > 0
+
+
+def matched(mod: tvm.IRModule, *names: str) -> set[str]:
+    """Those of the named rules that have a site in `mod`."""
+    state = GraphState.from_module(mod, RuleSet(tuple(BY_NAME[name] for name in names), LANES))
+    return {name for name in names if state.sites[name]}
+
+
+def test_pads_that_crop_are_not_joined():
+    names = ("pad_into_conv", "pads_together", "pad_of_nothing", "relu_before_pad")
+
+    def padded(width: int) -> tvm.IRModule:
+        widths = [0] * 4 + [width] * 4
+
+        def body(emit, x, w):
+            y, z = emit(rx.nn.pad(x, widths)), rx.nn.pad(x, [0] * 7 + [width])
+            return rx.nn.conv2d(y, w, padding=1), rx.nn.relu(emit(rx.nn.pad(y, widths))), z
+
+        return module({"x": (1, 2, 8, 8)}, {"w": (2, 2, 3, 3)}, body)
+
+    assert matched(padded(1), *names) == set(names) - {"pad_of_nothing"}
+    assert matched(padded(-1), *names) == set()
+
+
+def test_norms_are_matched_over_the_last_axes_in_order():
+    names = ("scale_into_layer_norm", "bias_into_layer_norm", "scale_into_rms_norm", "layer_norm_to_rms_norm")
+
+    def normed(*axes: int) -> set[str]:
+        def body(emit, x, g, b, s):
+            y = emit(rx.nn.layer_norm(x, g, b, list(axes)))
+            return rx.multiply(y, s), rx.add(y, s), rx.multiply(emit(rx.nn.rms_norm(x, g, list(axes))), s)
+
+        return matched(module({"x": (3, 3, 3)}, dict.fromkeys("gbs", (3,) * len(axes)), body), *names)
+
+    assert normed(2) == normed(-1) == normed(1, 2) == set(names)
+    assert normed(0) == normed(1) == normed(0, 1) == normed(2, 1) == set()
+
+
+def test_means_of_integers_are_left_alone():
+    """Their factors, 0.25 of four, would be 0."""
+    names = ("avg_pool_to_depthwise", "adaptive_pool_to_mean", "keep_reduced_axes", "avg_pool_of_concat")
+
+    def means(dtype: str) -> tvm.IRModule:
+        def body(emit, x):
+            pool = functools.partial(rx.nn.avg_pool2d, pool_size=(2, 2), strides=(2, 2))
+            both = pool(emit(rx.concat([x, x], 1)))
+            return pool(x), rx.nn.adaptive_avg_pool2d(x, (1, 1)), rx.mean(x, [2, 3]), both
+
+        return module({"x": (1, 2, 4, 4)}, {}, body, dtype)
+
+    assert matched(means("float32"), *names) == matched(means("float16"), *names) == set(names)
+    assert matched(means("int32"), *names) == matched(means("uint8"), *names) == set()
+    rule = BY_NAME["avg_pool_to_depthwise"]
+    state = GraphState.from_module(means("int32"), RuleSet((rule,), LANES))
+    reasons = [state.matches.explain(rule, node) for node in state.graph.nodes]
+    assert any("avg_pool2d is needed as rules know it" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("number", "constant", "dtype", "found"),
+    [
+        ("0.0", 0.0, "float64", True),
+        ("0.0", 1e-50, "float64", False),  # a float32 would not hold it
+        ("0.0", 1e300, "float64", False),
+        ("1e-50", 1e-50, "float64", True),
+        ("1e-50", 0.0, "float32", False),
+        ("1e300", 1.0, "float16", False),
+        ("0.1", 0.1, "float16", True),
+        ("0.1", 0.1, "float32", True),
+        ("0.1", 0.10000000149011612, "float64", False),  # the float32 next to 0.1
+        ("2.0", 2, "int32", True),
+        ("0.5", 0, "int32", False),
+    ],
+)
+def test_numbers_are_compared_in_the_element_type_of_the_constant(number, constant, dtype, found):
+    rule = RewriteRule("tried", "none", f"maximum(x, {number}) => x")
+    mod = module({"x": (3,)}, {}, lambda emit, x: rx.maximum(x, relax.const(constant, dtype)), dtype)
+    assert bool(GraphState.from_module(mod, RuleSet((rule,), LANES)).sites["tried"]) == found

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from small_models import LANES, MODELS, TARGET, bound, conv_chain, module
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op as rx
 
 from rlflow_tvm.errors import RewriteError
@@ -252,6 +252,43 @@ def test_right_side_that_is_ill_typed_is_refused():
     state = start(module({"x": (2, 3)}, {}, lambda emit, x: rx.nn.relu(x)), rule)
     with pytest.raises(RewriteError, match=r"rule wrong: .* is ill-typed"):
         first(state, "wrong")
+
+
+@pytest.mark.parametrize(("number", "dtype"), [(1e-5, "float16"), (float("inf"), "float32"), (float("nan"), "float32")])
+def test_right_side_whose_number_is_none_is_refused(number, dtype):
+    """The inverse of 1e-5 is more than a float16 holds."""
+    mod = module({"x": (3,)}, {}, lambda emit, x: rx.divide(x, relax.const(number, dtype)), dtype)
+    state = start(mod, catalogue_rule("divide_by_number"))
+    with pytest.raises(RewriteError, match=r"cannot be (computed|evaluated)"):
+        first(state, "divide_by_number")
+
+
+def test_left_side_whose_number_is_none_has_no_site():
+    rule = RewriteRule("inverse", "none", "multiply(multiply(x, number(c)), number(1 / c)) => x")
+
+    def scaled(a: float, b: float) -> GraphState:
+        def body(emit, x):
+            return rx.multiply(emit(rx.multiply(x, relax.const(a))), relax.const(b))
+
+        return start(module({"x": (3,)}, {}, body), rule)
+
+    assert len(scaled(2.0, 0.5).sites["inverse"]) == 1
+    state = scaled(0.0, 0.0)
+    assert not state.sites["inverse"]
+    assert "1 / c cannot be evaluated" in state.matches.explain(rule, state.graph.nodes[-1])
+
+
+def test_a_bare_number_beside_a_tensor_is_no_operand():
+    """As TVM's FoldBatchnormToConv2D leaves them."""
+
+    def body(emit, x, a):
+        y = emit(rx.multiply(emit(rx.matmul(x, a)), tirx.FloatImm("float32", 0.5)))
+        return rx.nn.relu(emit(rx.nn.relu(emit(rx.divide(y, tirx.FloatImm("float32", 2.0))))))
+
+    state = start(module({"x": (2, 3)}, {"a": (3, 3)}, body))
+    after = first(state, "relu_idempotent")
+    assert operators(after) == ["matmul", "multiply", "divide", "nn.relu"]
+    check_sites(after)
 
 
 def test_output_takes_the_place_of_what_replaces_it():

@@ -21,6 +21,7 @@ from rlflow_tvm.passes.synthesis.decide import decide
 from rlflow_tvm.passes.synthesis.enumerate import ShuffledFields, domain_for, enumerate_terms
 from rlflow_tvm.passes.synthesis.generalise import Point, generalised, skeleton
 from rlflow_tvm.passes.synthesis.ground import apply, leaf, rewritten
+from rlflow_tvm.passes.synthesis.journal import Journal
 from rlflow_tvm.passes.synthesis.pairs import paired
 from rlflow_tvm.passes.synthesis.search import find_rules
 from rlflow_tvm.passes.synthesis.world import BATCHES, IMAGES, KNOWN, MATRICES, WORLDS
@@ -81,6 +82,30 @@ def test_a_stopped_search_goes_on(found, tmp_path):
     journal.write_text(journal.read_text().replace(f'"proofs": {PROOF_VERSION}', '"proofs": 0', 1))
     with pytest.raises(RewriteError, match=r"is of another search \(proofs 0\)"):
         find_rules(OPERATORS, 2, journal=journal)
+
+
+def test_a_line_that_was_cut_short_spoils_no_other(tmp_path):
+    path, settings = tmp_path / "journal", {"seed": 0}
+    path.write_text('{"settings": {"se')
+    Journal(path, settings).put("a", [])
+    path.write_text(path.read_text() + '{"group": "b", "fo')
+    Journal(path, settings).put("c", [])
+    again = Journal(path, settings)
+    assert [again.has(key) for key in "abc"] == [True, False, True]
+    with pytest.raises(RewriteError, match=r"is of another search \(seed 0\)"):
+        Journal(path, {"seed": 1})
+
+
+def test_decisions_of_nobody_knows_which_search_are_not_read(tmp_path):
+    path, settings = tmp_path / "journal", {"seed": 0}
+    path.write_text('{"settings": {"se{"settings": {"seed": 0}}\n{"group": "a", "found": []}\n5\n[]\n')
+    journal = Journal(path, settings)
+    assert not journal.has("a")
+    journal.put("b", [])
+    odd = ['"text"', '{"group": "c"}', '{"group": "d", "found": 7}', '{"group": 1, "found": []}']
+    path.write_text("\n".join([path.read_text(), *odd]) + "\n")
+    again = Journal(path, settings)
+    assert [again.has(key) for key in ("a", "b", "c", "d", 1)] == [False, True, False, False, False]
 
 
 def test_values_that_are_equal_by_chance_make_no_rule(found):

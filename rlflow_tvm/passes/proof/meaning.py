@@ -350,11 +350,6 @@ ORDERED = frozenset({"relu", "leaky_relu", "abs", "maximum", "minimum", "max_poo
 EXPONENTIAL = frozenset({"exp", "sigmoid", "silu", "tanh", "gelu_tanh", "softmax"})
 """Operators whose laws only the prime fields know."""
 
-NOT_FOR_INTEGERS = frozenset({
-    "gelu", "silu", "tanh", "sigmoid", "exp", "erf", "sqrt", "rsqrt", "divide", "leaky_relu", "mean", "softmax",
-    "avg_pool2d", "adaptive_avg_pool2d", "gelu_tanh", "power", "layer_norm", "rms_norm",
-})  # fmt: skip
-
 
 def meaning(name: str, domain: Domain, operands: Sequence[Tensor], attributes: Attributes) -> Any:
     """What the operator `name` gives. `Unfit` for operands or attributes that it does not take; `Undefined` for values

@@ -15,7 +15,7 @@ from rlflow_tvm.passes.synthesis.expressions import conditions
 from rlflow_tvm.passes.synthesis.generalise import Equation, Point, generalised
 from rlflow_tvm.passes.synthesis.ground import parts_of, tensors_of
 from rlflow_tvm.passes.synthesis.values import differ
-from rlflow_tvm.passes.verify import INSTANCES, Proof, compared, examined
+from rlflow_tvm.passes.verify import INSTANCES, Differing, Proof, compared, examined
 
 _QUICK = 16
 _QUICK_ATTEMPTS = 800
@@ -189,7 +189,7 @@ def _proved(rule: RewriteRule, seed: int) -> Found | Sample | None:
         outcome = examined(one, INSTANCES, seed, _ATTEMPTS)
         if isinstance(outcome, Proof):
             return Found(one, outcome)
-    return outcome if isinstance(outcome, Sample) else None
+    return outcome.sample if isinstance(outcome, Differing) else None
 
 
 def _of_class(rule: RewriteRule, operator: str, name: str) -> RewriteRule | None:

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from rlflow_tvm.errors import RewriteError
-from rlflow_tvm.passes.ops import COMMUTATIVE, OPERATORS
+from rlflow_tvm.passes.ops import COMMUTATIVE, NOT_FOR_INTEGERS, OPERATORS
 from rlflow_tvm.passes.proof.domains import Domain, MachineIntegers, PrimeFields, Tensor, mixed, shape_of
-from rlflow_tvm.passes.proof.meaning import NOT_FOR_INTEGERS, meaning
+from rlflow_tvm.passes.proof.meaning import meaning
 from rlflow_tvm.passes.synthesis.ground import Node, apply, leaf
 from rlflow_tvm.passes.synthesis.world import Choice, World, choices
 

@@ -15,7 +15,8 @@ from rlflow_tvm.passes.verify import Proof
 
 @dataclass
 class Journal:
-    """Decisions in a file, a line each, of one search; a line that was cut short is not read."""
+    """Decisions in a file, a line each, of one search, whose settings come first; a line that was cut short is not
+    read."""
 
     path: Path | None
     settings: dict[str, Any]
@@ -24,19 +25,25 @@ class Journal:
     def __post_init__(self) -> None:
         if self.path is None:
             return
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        entries = [entry for line in lines if (entry := _read(line)) is not None]
-        if entries and entries[0] != {"settings": self.settings}:
-            theirs = entries[0].get("settings", {})
-            other = ", ".join(f"{name} {theirs.get(name)}" for name, ours in self.settings.items()
-                              if theirs.get(name) != ours)  # fmt: skip
-            raise RewriteError(f"{self.path}: is of another search ({other}); remove it, or name another --out")
-        for entry in entries[1:]:
-            self._known[entry["group"]] = [
-                Found(RewriteRule.from_json(found["rule"]), Proof(**found["proof"])) for found in entry["found"]
-            ]
-        if not entries:
+        text = self.path.read_text(errors="replace") if self.path.exists() else ""
+        told = False
+        for entry in filter(None, map(_read, text.splitlines())):
+            if isinstance(theirs := entry.get("settings"), dict):
+                self._check(theirs)
+                told = True
+            elif told and (decision := _decision(entry)) is not None:  # before them: of nobody knows which search
+                self._known[decision[0]] = decision[1]
+        if text and not text.endswith("\n"):  # cut short, and what is written next is a line of its own
+            self._append("\n")
+        if not told:
             self._write({"settings": self.settings})
+
+    def _check(self, theirs: dict[str, Any]) -> None:
+        if theirs == self.settings:
+            return
+        other = ", ".join(f"{name} {theirs.get(name)}" for name, ours in self.settings.items()
+                          if theirs.get(name) != ours)  # fmt: skip
+        raise RewriteError(f"{self.path}: is of another search ({other}); remove it, or name another --out")
 
     def has(self, key: str) -> bool:
         """Whether a decision on the group is known."""
@@ -53,13 +60,26 @@ class Journal:
             self._write({"group": key, "found": [one.to_json() for one in found]})
 
     def _write(self, entry: dict[str, Any]) -> None:
+        self._append(json.dumps(entry) + "\n")
+
+    def _append(self, text: str) -> None:
         if self.path is not None:
             with self.path.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
+                file.write(text)
 
 
 def _read(line: str) -> dict[str, Any] | None:
     try:
-        return json.loads(line)
-    except ValueError:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
         return None
+    return entry if isinstance(entry, dict) else None
+
+
+def _decision(entry: dict[str, Any]) -> tuple[str, list[Found]] | None:
+    """The group and what was found in it; None for what is no such entry."""
+    try:
+        found = [Found(RewriteRule.from_json(one["rule"]), Proof.from_json(one["proof"])) for one in entry["found"]]
+    except (AttributeError, KeyError, RewriteError, TypeError):
+        return None
+    return (entry["group"], found) if isinstance(entry.get("group"), str) else None
