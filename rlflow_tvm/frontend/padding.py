@@ -1,5 +1,5 @@
 """`auto_pad` of convolutions and pools written out as numbers, which static shapes allow, and `ceil_mode` of the pools
-that ONNX's shape inference gets wrong."""
+that ONNX's shape inference or TVM gets wrong."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ def resolve_padding(graph: Graph) -> None:
 def resolve_ceil_mode(graph: Graph) -> bool:
     """Rewrite the first pool (needs `graph.types`) whose `ceil_mode` gives a window that starts in the end padding,
     without `ceil_mode`; whether there was one. Shapes behind it are wrong until they are inferred again: before opset
-    22 ONNX's inference (1.23) counts that window, which ONNX Runtime and TVM leave out for every set.
+    22 ONNX's inference (1.23) counts that window, which ONNX Runtime and TVM leave out for every set. Of `LpPool` any
+    with `ceil_mode`: TVM multiplies an average by the whole window's size, also where the window ends outside.
 
     Raises:
         FrontendError: an average that counts padding, of windows of which others need `ceil_mode`: the end padding that
             stands for it would be counted.
     """
-    for node in graph.nodes if graph.opset < _CEIL_OPSET else ():
+    for node in graph.nodes:
         attrs = attributes(node)
         shape = graph.shape(node.input[0]) if node.input else None
         mode = attrs.get("auto_pad", b"NOTSET")
@@ -59,8 +60,8 @@ def resolve_ceil_mode(graph: Graph) -> bool:
             continue
         none = [0, 0] * len(shape[2:])
         given = none if mode == b"VALID" else attrs.get("pads", none)
-        pads = _without_ceil_mode(shape[2:], given, attrs)
-        if pads is None:
+        pads, fewer = _without_ceil_mode(shape[2:], given, attrs)
+        if not (fewer and graph.opset < _CEIL_OPSET) and node.op_type != "LpPool":
             continue
         if attrs.get("count_include_pad", 0) and pads != given:
             raise FrontendError(
@@ -72,22 +73,22 @@ def resolve_ceil_mode(graph: Graph) -> bool:
     return False
 
 
-def _without_ceil_mode(spatial: tuple[int, ...], pads: list[int], attrs: dict[str, Any]) -> list[int] | None:
-    """The `pads` that give the windows of `ceil_mode` without it, less those that start in the end padding; None where
-    none does, or where the attributes do not fit each other."""
+def _without_ceil_mode(spatial: tuple[int, ...], pads: list[int], attrs: dict[str, Any]) -> tuple[list[int], bool]:
+    """The `pads` that give the windows of `ceil_mode` without it, less those that start in the end padding; and whether
+    any does. As they are where the attributes do not fit each other."""
     rank = len(spatial)
     kernel = attrs.get("kernel_shape", [])
     strides, dilations = attrs.get("strides", [1] * rank), attrs.get("dilations", [1] * rank)
     if {len(kernel), len(strides), len(dilations), len(pads) / 2} != {rank} or any(s < 1 for s in strides):
-        return None
-    end, wrong = [], False
+        return pads, False
+    end, fewer = [], False
     for i, extent in enumerate(spatial):
         window = (kernel[i] - 1) * dilations[i] + 1
         last = -(-(extent + pads[i] + pads[rank + i] - window) // strides[i]) * strides[i]  # where that window starts
         if last >= extent + pads[i]:
-            last, wrong = last - strides[i], True
+            last, fewer = last - strides[i], True
         end.append(max(pads[rank + i], last + window - extent - pads[i]))
-    return [*pads[:rank], *end] if wrong else None
+    return [*pads[:rank], *end], fewer
 
 
 def _replace(node: onnx.NodeProto, names: tuple[str, ...], **fresh: Any) -> None:

@@ -302,6 +302,16 @@ _OPERATORS = {
         {},
         18,
     ),
+    "lp-pool-ceil": (
+        [node("LpPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 1], pads=[1] * 4, ceil_mode=1)],
+        {},
+        18,
+    ),
+    "lp-pool-ceil-newer": (
+        [node("LpPool", ["x"], ["y"], kernel_shape=[3, 2], strides=[2, 3], pads=[1] * 4, ceil_mode=1)],
+        {},
+        22,
+    ),
     "conv-grouped": (
         [node("Conv", ["x", "w"], ["y"], group=2, dilations=[2, 1], pads=[2, 0, 1, 1])],
         {"w": _array(6, 2, 3, 2)},
