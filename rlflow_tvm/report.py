@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -127,15 +128,15 @@ def _given(source: str, plan: Path | None, model: str | None) -> _Given:
     if plan is not None:
         if model is not None:
             raise UsageError("--model is for run folders: with --plan, the model is the argument")
-        if Path(source).is_dir():
+        if os.path.isdir(source):
             raise UsageError(f"{source}: is a folder; with --plan give the model's file, or leave --plan out")
         return _Given(source, cli.model_path(split_shapes(source)[0]), plan, Path(), {}, "llvm", None, None)
-    if source.startswith(cli.ZOO_PREFIX) or Path(source).is_file():
+    if source.startswith(cli.ZOO_PREFIX) or os.path.isfile(source):
         raise UsageError(f"{source}: is a model; give its plan with --plan, or the folder that train left")
     run = RunFolder.read(Path(source))
     name = _chosen(run, model)
     path = cli.model_path(split_shapes(name if model is None or model in run.plans else model)[0])
-    if not path.exists():
+    if not os.path.exists(path):
         raise ReportError(f"{path}: the model is not there: say where it is now with --model FILE")
     if not run.plans[name].exists():
         raise ReportError(f"{run.plans[name]}: no plan was found yet: let the training go on with train --resume")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class RunFolder:
     @staticmethod
     def read(folder: Path) -> RunFolder:
         """ReportError, naming file and remedy, for what is no folder of a training of rewrites or is damaged."""
-        if not folder.is_dir():
+        if not os.path.isdir(folder):  # which is no error either where the name is too long for one
             raise ReportError(f"{folder}: no such folder: give what train left in its --out, or a model with --plan")
         path = folder / CHECKPOINT
         if not path.is_file():

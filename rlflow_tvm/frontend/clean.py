@@ -18,6 +18,8 @@ from rlflow_tvm.frontend.padding import resolve_padding
 
 Shapes = Mapping[str, tuple[int, ...]]
 
+_MOST_EXTENT = 2**63 - 1  # of a dimension in an ONNX file, and in TVM
+
 
 def clean(model: onnx.ModelProto, label: str, shapes: Shapes | None = None) -> Graph:
     """Check `model`, fix its input shapes and remove all that need not be computed at run time.
@@ -75,8 +77,11 @@ def _set_shapes(graph: Graph, shapes: Shapes) -> None:
     for name, shape in shapes.items():
         if name not in inputs:
             raise FrontendError(f"{graph.label}: no input {name!r}: it has the inputs {', '.join(inputs) or 'none'}")
-        if any(int(d) != d or d < 1 for d in shape):
-            raise FrontendError(f"{graph.label}: shape {tuple(shape)} of input {name!r}: give positive whole numbers")
+        if any(int(d) != d or not 1 <= d <= _MOST_EXTENT for d in shape):
+            raise FrontendError(
+                f"{graph.label}: shape {tuple(shape)} of input {name!r}: "
+                f"give positive whole numbers, none above {_MOST_EXTENT}"
+            )
         _set_shape(graph, inputs[name], tuple(int(d) for d in shape))
     for name, info in inputs.items():
         _require_static(graph, name, info)

@@ -1,6 +1,7 @@
 """Converters of single ONNX operators that take the place of TVM's: Relax operators where TVM's importer gives loops
 (`Clip`, `Pad`, `Tile`), a stack that is then reduced (`Sum`, `Max`, `Min`, `Mean`) or a computation of shapes
-(`Gather`), and where it gives what cannot be built (`Cosh`, `Pow`, `Sinh`) or has another type (`OneHot`).
+(`Gather`), and where it gives what cannot be built (`Cosh`, `Pow`, `Sinh`), has another type (`OneHot`) or is of fewer
+axes (`LayerNormalization`).
 
 Each takes the block builder, the inputs (None where one is left out), the attributes and the operator set, and returns
 the expression, or None where TVM's own converter has to do it.
@@ -176,12 +177,36 @@ def _roi_align(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int)
     return None
 
 
+def _layer_norm(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    """TVM's, which takes as many axes as the scale has: scale and bias in the shape of all that ONNX normalises."""
+    shape = [int(extent) for extent in inputs[0].ty.shape.values]
+    normalized = shape[attrs.get("axis", -1) % len(shape) :]
+    for i, called in ((1, "scale"), (2, "bias")):
+        if inputs[i] is None:
+            continue
+        given = [int(extent) for extent in inputs[i].ty.shape.values]
+        if len(given) > len(normalized) or any(
+            g not in (1, n) for g, n in zip(given[::-1], normalized[::-1], strict=False)
+        ):
+            raise ValueError(f"its {called} of shape {given} cannot be broadcast to the normalised {normalized}")
+        if given != normalized:
+            inputs[i] = _broadcast(bb, inputs[i], normalized)
+    return None
+
+
+def _broadcast(bb: relax.BlockBuilder, expr: relax.Expr, shape: list[int]) -> relax.Expr:
+    if isinstance(expr, tvm.ir.GenericConst):
+        return relax.const(np.broadcast_to(expr.value.numpy(), shape).copy(), _dtype(expr))
+    return bb.normalize(relax.op.broadcast_to(expr, shape))
+
+
 CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.Expr | None]] = {
     **REDUCTIONS,
     "Clip": _clip,
     "Cosh": _cosh,
     "Gather": _gather,
     "GatherND": _gather_nd,
+    "LayerNormalization": _layer_norm,
     "Max": functools.partial(_pairwise, relax.op.maximum),
     "Mean": _mean,
     "Min": functools.partial(_pairwise, relax.op.minimum),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import onnx
 from onnx import helper
@@ -10,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.graph import Graph, attributes
 from rlflow_tvm.frontend.load import one_line
+from rlflow_tvm.frontend.padding import resolve_ceil_mode
 
 _RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli"})
 _MOST_ELEMENTS = 2**30
@@ -17,19 +20,30 @@ _STANDARD_DOMAINS = ("", "ai.onnx")
 
 
 def infer_types(graph: Graph) -> None:
-    """Fill `graph.types` by ONNX shape inference (with data propagation).
+    """Fill `graph.types` by ONNX shape inference (with data propagation), and rewrite the pools that it gets wrong.
 
     Raises:
         FrontendError: the shapes of the graph contradict each other.
     """
+    while True:
+        try:
+            _infer(graph, strict=True)
+        except onnx.shape_inference.InferenceError as error:
+            with contextlib.suppress(onnx.shape_inference.InferenceError):
+                _infer(graph, strict=False)  # as far as it goes: a pool's wrong shape may be what is contradicted
+            if not resolve_ceil_mode(graph):
+                raise FrontendError(
+                    f"{graph.label}: shape inference failed ({one_line(error)}): "
+                    "check the model, and the shapes given for its inputs"
+                ) from error
+        else:
+            if not resolve_ceil_mode(graph):
+                return
+
+
+def _infer(graph: Graph, strict: bool) -> None:
     model, aside = graph.skeleton()
-    try:
-        inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-    except onnx.shape_inference.InferenceError as error:
-        raise FrontendError(
-            f"{graph.label}: shape inference failed ({one_line(error)}): "
-            "check the model, and the shapes given for its inputs"
-        ) from error
+    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=True)
     infos = [*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output]
     graph.types = {i.name: i.type.tensor_type for i in infos if i.name not in aside and i.type.HasField("tensor_type")}
 

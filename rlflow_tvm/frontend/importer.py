@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -79,7 +80,7 @@ def split_shapes(model: str) -> tuple[str, dict[str, tuple[int, ...]]]:
     """FILE[@NAME=1,3,224,224]...: the file, and the shapes of inputs that it is to have; FrontendError where these are
     written otherwise. `zoo:NAME` and the names of files that there are stay as they are."""
     file, *texts = model.split("@")
-    if not texts or model.startswith("zoo:") or Path(model).exists():
+    if not texts or model.startswith("zoo:") or os.path.exists(model):
         return model, {}
     try:
         return file, dict(map(parse_shape, texts))
@@ -116,7 +117,7 @@ def import_graph(graph: Graph) -> tvm.IRModule:
     _check_operators(graph)
     skeleton, aside = graph.skeleton()
     count = len(graph.model.graph.input)
-    importer = _Importer(graph.label, parameter_names(i.name for i in graph.model.graph.input))
+    importer = _Importer(graph)
     try:
         # The importer prints the operator before it raises, and warns of each name: the error says both.
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -261,19 +262,24 @@ class _Attributes(dict):
 class _Importer(onnx_frontend.ONNXGraphImporter):
     """TVM's importer with errors that name the node, and with the converters of `converters.py` before its own.
 
-    TVM's converters leave attributes that they do not know unread; one that is not at its default is an error here.
+    TVM's converters leave attributes that they do not know unread; one that is not at its default is an error here. So
+    is a value of another shape than ONNX says: what follows may hide it from the outputs.
     """
 
-    def __init__(self, label: str, parameters: Mapping[str, str]) -> None:
+    def __init__(self, graph: Graph) -> None:
         super().__init__({}, "float32", sanitize=True)
-        self._label = label
-        self._parameters = parameters
+        self._label = graph.label
+        self._parameters = parameter_names(i.name for i in graph.model.graph.input)
+        self._graph = graph
+        self._read = graph.uses()
+        self._ahead = iter(graph.nodes)  # TVM converts them in this order
 
     def _sanitize_name(self, name: str) -> str:
         return self._parameters.get(name, name)  # weights, which are no parameters for long, keep their names
 
     def _convert_operator(self, op_name: str, inputs: list, attrs: dict, opset: int) -> relax.Expr:
-        name = attrs["tvm_custom"]["name"]
+        node = next(self._ahead)
+        name = node.name
         watched = _Attributes(attrs)
         try:
             found = CONVERTERS[op_name](self.bb, inputs, watched, opset) if op_name in CONVERTERS else None
@@ -291,7 +297,20 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
                 f"{self._label}: TVM ignores attribute {ignored[0]!r} of node {name!r} (operator {op_name}): "
                 "export the model without it"
             )
+        self._check_shapes(node, normalized)
         return normalized
+
+    def _check_shapes(self, node: onnx.NodeProto, found: object) -> None:
+        if not isinstance(found, relax.Expr):
+            return
+        fields = list(found.ty.fields) if isinstance(found.ty, relax.TupleType) else [found.ty]
+        for output, ty in zip(node.output, fields, strict=False):
+            ours, theirs = ir.known_shape(ty), self._graph.shape(output)
+            if self._read[output] and ours is not None and theirs is not None and ours != theirs:
+                raise FrontendError(
+                    f"{self._label}: TVM imports {output!r} of node {node.name!r} (operator {node.op_type}) with the "
+                    f"shape {ours}, ONNX says {theirs}: export the model without that operator"
+                )
 
 
 def _is_default(op_name: str, attribute: str, attrs: Mapping[str, object], opset: int) -> bool:

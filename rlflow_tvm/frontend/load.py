@@ -41,12 +41,15 @@ def load_onnx(path_or_model: str | Path | onnx.ModelProto) -> tuple[onnx.ModelPr
 
 
 def _read(path: Path) -> onnx.ModelProto:
-    if not path.exists():
-        raise FrontendError(f"{path}: no such file: give the path of an .onnx file")
-    if not path.is_file():
-        raise FrontendError(f"{path}: not a file: give the path of an .onnx file")
-    if path.stat().st_size == 0:
-        raise FrontendError(f"{path}: the file is empty: export or download the model again")
+    try:
+        if not path.exists():
+            raise FrontendError(f"{path}: no such file: give the path of an .onnx file")
+        if not path.is_file():
+            raise FrontendError(f"{path}: not a file: give the path of an .onnx file")
+        if path.stat().st_size == 0:
+            raise FrontendError(f"{path}: the file is empty: export or download the model again")
+    except OSError as error:  # a name too long, a folder that may not be looked into
+        raise FrontendError(f"{path}: cannot be read ({error.strerror}): give the path of an .onnx file") from error
     try:
         # The format is named: by the suffix alone onnx.load would read a .json or .txt file as another format.
         model = onnx.load(path, format="protobuf", load_external_data=False)

@@ -1,19 +1,26 @@
-"""`auto_pad` of convolutions and pools written out as numbers, which static shapes allow."""
+"""`auto_pad` of convolutions and pools written out as numbers, which static shapes allow, and `ceil_mode` of the pools
+that ONNX's shape inference or TVM gets wrong."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import onnx
 from onnx import helper
 
+from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.graph import Graph, attributes
 
-_WINDOWED = frozenset({"AveragePool", "Conv", "MaxPool"})
+_POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
+_WINDOWED = _POOLS | {"Conv"}
+_CEIL_OPSET = 22
+"""From here on the standard, and ONNX's inference with it, leaves out windows that start in the end padding."""
 
 
 def resolve_padding(graph: Graph) -> None:
     """Replace `auto_pad` by `pads` (needs `graph.types`), by the formula of ONNX's MaxPool:
     total = (ceil(extent / stride) - 1) * stride + (kernel - 1) * dilation + 1 - extent, the odd one at the end for
-    SAME_UPPER and at the beginning for SAME_LOWER."""
+    SAME_UPPER and at the beginning for SAME_LOWER. TVM and ONNX Runtime (1.32) leave the dilation of pools out."""
     for node in graph.model.graph.node:
         attrs = attributes(node)
         mode = attrs.get("auto_pad", b"NOTSET")
@@ -30,8 +37,64 @@ def resolve_padding(graph: Graph) -> None:
             less, more = (0, 0) if mode == b"VALID" else (total // 2, total - total // 2)
             begin.append(more if mode == b"SAME_LOWER" else less)
             end.append(less if mode == b"SAME_LOWER" else more)
-        kept = [a for a in node.attribute if a.name not in ("auto_pad", "pads")]
-        fresh = [*kept, helper.make_attribute("pads", [*begin, *end])]
-        copies = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in fresh]
-        del node.attribute[:]
-        node.attribute.extend(copies)
+        _replace(node, ("auto_pad", "pads"), pads=[*begin, *end])
+
+
+def resolve_ceil_mode(graph: Graph) -> bool:
+    """Rewrite the first pool (needs `graph.types`) whose `ceil_mode` gives a window that starts in the end padding,
+    without `ceil_mode`; whether there was one. Shapes behind it are wrong until they are inferred again: before opset
+    22 ONNX's inference (1.23) counts that window, which ONNX Runtime and TVM leave out for every set. Of `LpPool` any
+    with `ceil_mode`: TVM multiplies an average by the whole window's size, also where the window ends outside.
+
+    Raises:
+        FrontendError: an average that counts padding, of windows of which others need `ceil_mode`: the end padding that
+            stands for it would be counted.
+    """
+    for node in graph.nodes:
+        attrs = attributes(node)
+        shape = graph.shape(node.input[0]) if node.input else None
+        mode = attrs.get("auto_pad", b"NOTSET")
+        if node.op_type not in _POOLS or not attrs.get("ceil_mode", 0) or shape is None:
+            continue
+        if mode not in (b"NOTSET", b"VALID"):
+            continue
+        none = [0, 0] * len(shape[2:])
+        given = none if mode == b"VALID" else attrs.get("pads", none)
+        pads, fewer = _without_ceil_mode(shape[2:], given, attrs)
+        if not (fewer and graph.opset < _CEIL_OPSET) and node.op_type != "LpPool":
+            continue
+        if attrs.get("count_include_pad", 0) and pads != given:
+            raise FrontendError(
+                f"{graph.label}: node {node.name!r} ({node.op_type}) counts the padding of windows that only some of "
+                "its dimensions have by ceil_mode: export the model with that padding written out, without ceil_mode"
+            )
+        _replace(node, ("auto_pad", "ceil_mode", "pads"), ceil_mode=0, pads=pads)
+        return True
+    return False
+
+
+def _without_ceil_mode(spatial: tuple[int, ...], pads: list[int], attrs: dict[str, Any]) -> tuple[list[int], bool]:
+    """The `pads` that give the windows of `ceil_mode` without it, less those that start in the end padding; and whether
+    any does. As they are where the attributes do not fit each other."""
+    rank = len(spatial)
+    kernel = attrs.get("kernel_shape", [])
+    strides, dilations = attrs.get("strides", [1] * rank), attrs.get("dilations", [1] * rank)
+    if {len(kernel), len(strides), len(dilations), len(pads) / 2} != {rank} or any(s < 1 for s in strides):
+        return pads, False
+    end, fewer = [], False
+    for i, extent in enumerate(spatial):
+        window = (kernel[i] - 1) * dilations[i] + 1
+        last = -(-(extent + pads[i] + pads[rank + i] - window) // strides[i]) * strides[i]  # where that window starts
+        if last >= extent + pads[i]:
+            last, fewer = last - strides[i], True
+        end.append(max(pads[rank + i], last + window - extent - pads[i]))
+    return [*pads[:rank], *end], fewer
+
+
+def _replace(node: onnx.NodeProto, names: tuple[str, ...], **fresh: Any) -> None:
+    """Give the node the attributes `fresh` in the place of those that `names` names."""
+    kept = [a for a in node.attribute if a.name not in names]
+    made = [helper.make_attribute(name, value) for name, value in fresh.items()]
+    copies = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in [*kept, *made]]
+    del node.attribute[:]
+    node.attribute.extend(copies)

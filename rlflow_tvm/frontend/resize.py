@@ -1,4 +1,5 @@
-"""What TVM's `Resize` gets wrong, refused: TVM computes with the ratio of the extents, ONNX with the scale given."""
+"""What TVM's `Resize` gets wrong: TVM computes with the ratio of the extents, ONNX with the scale given, which is
+refused where it differs; and TVM leaves the first two dimensions as they are, so others are brought there."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ from collections.abc import Mapping
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
 
 _WHOLE = 1e-4  # how far from a whole number a scaled extent may be, of rounding
 
 
 def check_resize(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
-    """A converter that leaves the work to TVM's; ValueError where the two would differ."""
+    """A converter that leaves the work to TVM's, on turned dimensions where it must; ValueError where the two would
+    differ."""
     mode = attrs.get("coordinate_transformation_mode", b"half_pixel")
     if mode == b"half_pixel_symmetric":
         raise ValueError("TVM has no coordinate_transformation_mode half_pixel_symmetric")
@@ -33,6 +36,26 @@ def check_resize(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: in
                     f"dimension {i} of {extents[i]} times its scale is {size:g}: TVM rounds that before it resizes, "
                     "ONNX does not; export the model with a scale that gives a whole number, or with sizes"
                 )
-    if mode == b"align_corners" and any(int(size) == 1 for size in sizes[2:]):
+    whole = [int(size) for size in sizes]
+    order = _order(extents, whole, cropped=mode == b"tf_crop_and_resize")
+    if mode == b"align_corners" and any(whole[i] == 1 for i in order[2:]):
         raise ValueError("TVM divides by zero where coordinates are by align_corners and an output extent is 1")
-    return None
+    if order == sorted(order):
+        return None
+    turned = bb.normalize(relax.op.permute_dims(inputs[0], order))
+    resized = [turned, None, None, relax.const(np.array(whole)[order], "int64")]
+    found = bb.normalize(onnx_frontend.Resize.get_converter(opset)(bb, resized, attrs, [{}, {}]))
+    return relax.op.permute_dims(found, [order.index(i) for i in range(len(order))])
+
+
+def _order(extents: list[int], sizes: list[int], cropped: bool) -> list[int]:
+    """The dimensions with two that stay as they are in front, as those of NHWC are not: TVM resizes the others."""
+    if sizes[:2] == extents[:2]:
+        return list(range(len(extents)))
+    staying = [i for i, extent in enumerate(extents) if sizes[i] == extent][:2]
+    if len(staying) < 2 or cropped:
+        raise ValueError(
+            f"it resizes {extents} to {sizes}: TVM leaves the first two dimensions as they are, and others are brought "
+            "there only where two stay as they are and nothing is cropped"
+        )
+    return [*staying, *(i for i in range(len(extents)) if i not in staying)]

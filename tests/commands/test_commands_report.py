@@ -89,6 +89,7 @@ def test_bad_arguments(run, folder, model, tmp_path):
     one_line(run("report", folder, "--out", tmp_path / "no" / "page.html"), 2, "page.html")
     one_line(run("report", folder, "--format", "png", "--out", plan), 2, "is a file")
     one_line(run("report", tmp_path / "none"), 1, "no such folder")
+    one_line(run("report", "a" * 300), 1, "no such folder")
     one_line(run("report", tmp_path), 1, "agent.safetensors")
 
 

@@ -8,6 +8,7 @@ import pytest
 from onnx import helper
 
 from rlflow_tvm import ir
+from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend import from_onnx, onnxruntime_outputs, parameter_names, random_inputs
 from rlflow_tvm.frontend.clean import clean
 
@@ -296,6 +297,21 @@ _OPERATORS = {
         {},
         18,
     ),
+    "lp-pool-same": (
+        [node("LpPool", ["x"], ["y"], kernel_shape=[3, 2], strides=[2, 1], auto_pad="SAME_UPPER")],
+        {},
+        18,
+    ),
+    "lp-pool-ceil": (
+        [node("LpPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 1], pads=[1] * 4, ceil_mode=1)],
+        {},
+        18,
+    ),
+    "lp-pool-ceil-newer": (
+        [node("LpPool", ["x"], ["y"], kernel_shape=[3, 2], strides=[2, 3], pads=[1] * 4, ceil_mode=1)],
+        {},
+        22,
+    ),
     "conv-grouped": (
         [node("Conv", ["x", "w"], ["y"], group=2, dilations=[2, 1], pads=[2, 0, 1, 1])],
         {"w": _array(6, 2, 3, 2)},
@@ -326,6 +342,74 @@ def test_operators_compute_what_onnxruntime_computes(name: str, make_model, asse
     mod = assert_imports_right(model)
     if name != "pad-reflect":
         assert len(mod.functions) == 1, "the operator came as loops"
+
+
+@pytest.mark.parametrize(("mode", "pads"), [("SAME_UPPER", [2, 0, 2, 1]), ("SAME_LOWER", [2, 1, 2, 0])])
+@pytest.mark.parametrize("operator", ["LpPool", "MaxPool"])
+def test_dilations_are_padded_for(operator: str, mode: str, pads: list[int], make_model, run) -> None:
+    def model(**padding) -> onnx.ModelProto:
+        pool = node(operator, ["x"], ["y"], kernel_shape=[3, 2], strides=[1, 2], dilations=[2, 2], **padding)
+        return make_model([pool], {"x": (1, 4, 6, 6)}, ["y"])
+
+    mod = from_onnx(model(auto_pad=mode))
+    inputs = random_inputs(mod, 0)
+    # ONNX Runtime leaves the dilations out of auto_pad, where the standard has them.
+    (found,), (expected,) = run(mod, inputs), onnxruntime_outputs(model(pads=pads), inputs)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+_CEIL = {
+    "max": ("MaxPool", 2, 2, {"pads": [1] * 4}, (3, 3)),
+    "max-of-one-side": ("MaxPool", 3, 3, {"pads": [1] * 4}, (2, 3)),
+    "max-dilated": ("MaxPool", 2, 4, {"pads": [1] * 4, "dilations": [2, 2]}, (3, 3)),
+    "max-valid": ("MaxPool", 1, 3, {"auto_pad": "VALID"}, (3, 4)),
+    "average-of-one-side": ("AveragePool", 3, 3, {"pads": [1] * 4}, (2, 3)),
+    "average-padded": ("AveragePool", 2, 2, {"pads": [1] * 4, "count_include_pad": 1}, (3, 3)),
+    "lp-of-one-side": ("LpPool", 3, 3, {"pads": [1] * 4}, (2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(_CEIL))
+def test_no_window_of_a_pool_starts_in_the_end_padding(name: str, make_model, assert_imports_right) -> None:
+    operator, size, stride, attrs, extents = _CEIL[name]
+    nodes = [
+        node(operator, ["x"], ["p"], kernel_shape=[size] * 2, strides=[stride] * 2, ceil_mode=1, **attrs),
+        node("MaxPool", ["p"], ["half"], kernel_shape=[2, 2], strides=[2, 2], auto_pad="SAME_UPPER"),
+    ]
+    assert_imports_right(make_model(nodes, {"x": (1, 4, *extents)}, ["p", "half"]))
+    # ONNX Runtime itself takes the inferred shape for this one.
+    like = [nodes[0], node("Shape", ["p"], ["n"]), node("ConstantOfShape", ["n"], ["zeros"])]
+    found = from_onnx(make_model(like, {"x": (1, 4, *extents)}, ["p", "zeros"]))["main"].ret_ty.fields
+    assert ir.known_shape(found[0]) == ir.known_shape(found[1])
+
+
+@pytest.mark.parametrize("opset", [10, 18])
+def test_a_pool_whose_inferred_shape_is_contradicted(opset: int, make_model, run) -> None:
+    def model(ceil_mode: int) -> onnx.ModelProto:
+        pool = node("MaxPool", ["x"], ["p"], kernel_shape=[2, 2], strides=[2, 2], pads=[1] * 4, ceil_mode=ceil_mode)
+        nodes = [pool, node("Add", ["p", "w"], ["y"])]
+        return make_model(nodes, {"x": (1, 4, 3, 3)}, ["y"], {"w": _array(4, 2, 2)}, opset)
+
+    mod = from_onnx(model(1))  # which ONNX Runtime, that infers as ONNX does, refuses
+    inputs = random_inputs(mod, 0)
+    (found,), (expected,) = run(mod, inputs), onnxruntime_outputs(model(0), inputs)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_padding_that_an_average_would_count(make_model) -> None:
+    pool = node(
+        "AveragePool",
+        ["x"],
+        ["y"],
+        kernel_shape=[3, 3],
+        strides=[3, 3],
+        pads=[1] * 4,
+        ceil_mode=1,
+        count_include_pad=1,
+        name="it",
+    )
+    with pytest.raises(FrontendError, match=r"node 'it' \(AveragePool\) counts the padding of windows"):
+        from_onnx(make_model([pool], {"x": (1, 4, 2, 3)}, ["y"]))
 
 
 def test_negative_token_ids_count_from_the_end(make_model, run) -> None:

@@ -14,6 +14,7 @@ from tvm import relax
 
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend import from_onnx, import_models, onnxruntime_outputs, random_inputs, split_shapes, zoo
+from rlflow_tvm.frontend.converters import CONVERTERS
 
 node = helper.make_node
 
@@ -39,6 +40,12 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 def test_a_folder(tmp_path: Path) -> None:
     assert "not a file" in _message(lambda: from_onnx(tmp_path))
+
+
+def test_a_name_that_is_too_long() -> None:
+    name = "a" * 300
+    assert f"{name}: cannot be read (File name too long)" in _message(lambda: from_onnx(name))
+    assert split_shapes(f"{name}@x=1,2") == (name, {"x": (1, 2)})
 
 
 def test_an_empty_file(tmp_path: Path) -> None:
@@ -136,6 +143,11 @@ def test_a_shape_that_is_not_positive(relu: onnx.ModelProto) -> None:
     assert "positive" in text
 
 
+def test_a_shape_that_no_file_can_hold(relu: onnx.ModelProto) -> None:
+    text = _message(lambda: from_onnx(relu, shapes={"image": (10**20, 3, 224, 224)}))
+    assert f"of input 'image': give positive whole numbers, none above {2**63 - 1}" in text
+
+
 def test_shapes_that_do_not_fit_the_weights(make_model) -> None:
     model = make_model([node("MatMul", ["x", "w"], ["y"])], {"x": (2, "n")}, ["y"], {"w": np.ones((4, 5), np.float32)})
     text = _message(lambda: from_onnx(model, shapes={"x": (2, 3)}))
@@ -170,6 +182,13 @@ def test_an_operator_that_tvm_refuses(make_model) -> None:
     model = make_model(nodes, {"x": (4,), "p": (2,)}, ["y"], dtypes={"p": "int64"})
     text = _message(lambda: from_onnx(model))
     assert "cannot import node 'pad' (operator Pad): Dynamic pads are not supported yet." in text
+
+
+def test_a_shape_that_tvm_gets_wrong_within(make_model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CONVERTERS, "Relu", lambda bb, inputs, attrs, opset: relax.op.flatten(inputs[0]))
+    nodes = [node("Relu", ["x"], ["r"], name="it"), node("ReduceMax", ["r"], ["y"], keepdims=0)]
+    text = _message(lambda: from_onnx(make_model(nodes, {"x": (2, 3)}, ["y"])))
+    assert "TVM imports 'r' of node 'it' (operator Relu) with the shape (6,), ONNX says (2, 3)" in text
 
 
 def test_an_attribute_that_tvm_ignores(make_model) -> None:

@@ -55,6 +55,28 @@ _OPERATORS = {
         [node("Resize", ["x", "r", "s", "n"], ["y"])],
         {"r": np.empty(0, np.float32), "s": np.empty(0, np.float32), "n": np.array([2, 3, 7, 3])},
     ),
+    "resize-nhwc": ([node("Resize", ["x", "", "s"], ["y"], mode="linear")], {"s": np.array([1, 2, 2, 1], np.float32)}),
+    "resize-one-of-nhwc": (
+        [node("Resize", ["x", "", "", "n"], ["y"], coordinate_transformation_mode="asymmetric", nearest_mode="floor")],
+        {"n": np.array([2, 6, 4, 5])},
+    ),
+    "resize-nhwc-within": (
+        [
+            node("Resize", ["x", "", "s"], ["r"], mode="linear"),
+            node("GlobalAveragePool", ["r"], ["p"]),
+            node("ReduceSum", ["p", "a"], ["y"]),
+        ],
+        {"s": np.array([1, 2, 2, 1], np.float32), "a": np.array([1])},
+    ),
+    "layer-norm-of-more-axes": (
+        [node("LayerNormalization", ["x", "g", "b"], ["y"], axis=2)],
+        {"g": _array(5), "b": _array(4, 1)},
+    ),
+    "layer-norm-of-all-axes": ([node("LayerNormalization", ["x", "g"], ["y"], axis=-4)], {"g": _array(3, 1, 1)}),
+    "layer-norm-computed": (
+        [node("ReduceMax", ["x", "a"], ["g"], keepdims=0), node("LayerNormalization", ["x", "g"], ["y"], axis=1)],
+        {"a": np.array([0, 1, 2])},
+    ),
     "l1-noop": ([node("ReduceL1", ["x"], ["y"], noop_with_empty_axes=1)], {}),
     "l2-noop": ([node("ReduceL2", ["x"], ["y"], noop_with_empty_axes=1)], {}),
     "l2": ([node("ReduceL2", ["x", "a"], ["y"], noop_with_empty_axes=1)], {"a": np.array([1])}),
@@ -124,6 +146,11 @@ def test_rms_normalization(axis: int, make_model, run) -> None:
         np.testing.assert_allclose(found, x / np.sqrt(mean + 1e-5) * scale, rtol=1e-4)
 
 
+def test_a_layer_norm_is_over_more_axes_than_its_scale_has(make_model, assert_imports_right) -> None:
+    nodes = [node("LayerNormalization", ["x", "g"], ["y"], axis=1)]
+    assert_imports_right(make_model(nodes, {"x": (2, 5, 5)}, ["y"], {"g": _array(5)}))
+
+
 @pytest.mark.parametrize("dtype", ["int64", "float32"])
 def test_one_hot_has_the_type_of_its_values(dtype: str, make_model, assert_imports_right) -> None:
     model = make_model(
@@ -179,8 +206,12 @@ _REFUSED = {
         "Resize", ["x", "", "s"], ["y"], name="it", coordinate_transformation_mode="half_pixel_symmetric"
     ),
     "its slope of shape [2] cannot be broadcast": node("PRelu", ["x", "two"], ["y"], name="it"),
-    "TVM imports the output 'y' as 2x3x4x5 of float32, ONNX says 2x6x4x5": node(
-        "Resize", ["x", "", "channels"], ["y"], name="it"
+    "it resizes [2, 3, 4, 5] to [2, 6, 8, 10]": node("Resize", ["x", "", "channels"], ["y"], name="it"),
+    "its scale of shape [3, 4, 5] cannot be broadcast to the normalised [5]": node(
+        "LayerNormalization", ["x", "three"], ["y"], name="it"
+    ),
+    "its bias of shape [2] cannot be broadcast to the normalised [3, 4, 5]": node(
+        "LayerNormalization", ["x", "three", "two"], ["y"], name="it", axis=1
     ),
 }
 
@@ -189,7 +220,8 @@ _REFUSED = {
 def test_what_is_refused(message: str, make_model) -> None:
     weights = {
         "s": np.array([1, 1, 0.6, 0.6], np.float32),
-        "channels": np.array([1, 2, 1, 1], np.float32),
+        "channels": np.array([1, 2, 2, 2], np.float32),
+        "three": _array(3, 4, 5),
         "two": _array(2),
     }
     model = make_model([_REFUSED[message]], {"x": _SHAPE}, ["y"], weights, 19)
