@@ -70,3 +70,18 @@ def test_a_stopped_search_hands_back_its_best(name):
     result = searches(problem)[name].run(problem, stop_at)
     assert 12 <= result.env_steps <= 13
     assert problem.cost(result.state).run_secs == result.run_secs_after <= result.run_secs_before
+
+
+@pytest.mark.parametrize("name", ["greedy", "family"])
+def test_a_move_that_is_confirmed_and_taken_counts_once(name, monkeypatch):
+    """As for an agent, whose moves are priced when they are made."""
+    problem, tried = problem_of(conv_net()), []
+    successor = problem.successor
+
+    def recorded(state, action, **how):
+        tried.append((state.structural_hash, str(action)))
+        return successor(state, action, **how)
+
+    monkeypatch.setattr(problem, "successor", recorded)
+    result = make_search(name).run(problem)
+    assert result.env_steps == len(set(tried)) < len(tried)

@@ -146,21 +146,6 @@ def test_progress_is_reported(search):
     assert [best for *_, best in calls] == sorted((best for *_, best in calls), reverse=True)
 
 
-@pytest.mark.parametrize("name", ["greedy", "family"])
-def test_a_move_that_is_confirmed_and_taken_counts_once(name, monkeypatch):
-    """As for an agent, whose moves are priced when they are made."""
-    problem, tried = problem_of(conv_net()), []
-    successor = problem.successor
-
-    def recorded(state, action, **how):
-        tried.append((state.structural_hash, str(action)))
-        return successor(state, action, **how)
-
-    monkeypatch.setattr(problem, "successor", recorded)
-    result = make_search(name).run(problem)
-    assert result.env_steps == len(set(tried)) < len(tried)
-
-
 def test_module_without_sites_is_handed_back():
     mod = module({"x": (3,)}, {}, lambda emit, x: rx.floor(x))
     for name in NAMES:
