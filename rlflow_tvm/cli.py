@@ -53,7 +53,8 @@ SEARCH_HELP = f"{', '.join(SEARCHES[:-1])} or {SEARCHES[-1]}."
 BudgetOption = Annotated[
     str | None,
     typer.Option(
-        metavar="N|TIME", help="What the search may spend: moves tried, as 20000, or a time, as 90s, 5m or 2h."
+        metavar="N|TIME",
+        help="What the search may spend: moves tried, as 20000, or a time, as 90s, 5m or 2h; by default each one's own.",
     ),
 ]
 PredictOption = Annotated[

@@ -54,15 +54,16 @@ def save_library(
         FrontendError: the file cannot be written.
         RewriteError: the outputs differ by more than `verify.TOLERANCE`.
     """
+    real = Path(os.path.realpath(path))  # what a link leads to is what is written
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=real.parent) as folder:
             temporary, error = Path(folder) / path.name, None
             link_library(executable, temporary)
             if original is not None and _has_onnxruntime():
                 inputs = random_inputs(mod, seed)
                 found = run_executable(tvm.runtime.load_module(str(temporary)), list(inputs.values()))
                 error = _checked(found, original, inputs, path)
-            os.replace(temporary, path)
+            os.replace(temporary, real)
             return error
     except OSError as refused:
         raise FrontendError(f"{path}: cannot be written ({refused.strerror}): give another path") from refused

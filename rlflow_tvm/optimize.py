@@ -38,7 +38,8 @@ def main(
     shape: Annotated[list[str] | None, typer.Option(help="NAME=1,3,224,224 for a model with dynamic shapes.")] = None,
     predict: cli.PredictOption = 0.0,
     tune: Annotated[
-        int, typer.Option(min=0, help="Then try so many MetaSchedule schedules for the heaviest kernels.")
+        int,
+        typer.Option(min=0, help="Then try so many MetaSchedule schedules (16 or more) for the heaviest kernels."),
     ] = 0,
     budget: cli.BudgetOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,

@@ -62,7 +62,9 @@ def main(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for the agent, the best plan and the logs.")] = Path("runs/train"),
+    out: Annotated[
+        Path, typer.Option(help="Folder for the agent, the best plan and the logs: a new one, or to --resume.")
+    ] = Path("runs/train"),
     workers: Annotated[
         int | None,
         typer.Option(min=1, help="Collect episodes in so many processes; with --ray by default one a processor there."),
@@ -73,7 +75,8 @@ def main(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
 ) -> None:
-    """Train an agent on MODELS and leave OUT/agent.safetensors, OUT/best.plan.json, and logs for TensorBoard.
+    """Train an agent on MODELS and leave OUT/agent.safetensors, OUT/best.plan.json (of several models
+    OUT/best.NAME.plan.json), and logs for TensorBoard.
 
     An agent for pass-ordering leaves OUT/best.order.json in place of a plan.
 

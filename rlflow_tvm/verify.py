@@ -22,16 +22,22 @@ TOLERANCE = 1e-3
 def run_module(
     mod: tvm.IRModule, target: tvm.target.Target, inputs: Sequence[np.ndarray], choices: Choices = BY_SHAPE
 ) -> list[np.ndarray]:
-    """Compile `mod` (bound form) with our pipeline, run it once on the CPU; outputs in order, tuples flattened."""
-    return run_executable(tvm.compile(mod, target, relax_pipeline=pipeline(target, choices)), inputs)
+    """Compile `mod` (bound form) with our pipeline, run it once on the target's device here; outputs in order, tuples
+    flattened."""
+    kind = target.kind.name
+    executable = tvm.compile(mod, target, relax_pipeline=pipeline(target, choices))
+    return run_executable(executable, inputs, tvm.device("cpu" if kind == "llvm" else kind))
 
 
 def run_executable(
-    executable: tvm.runtime.Executable | tvm.runtime.Module, inputs: Sequence[np.ndarray]
+    executable: tvm.runtime.Executable | tvm.runtime.Module,
+    inputs: Sequence[np.ndarray],
+    device: tvm.runtime.Device | None = None,
 ) -> list[np.ndarray]:
-    """Outputs of one run on the CPU of what `tvm.compile` made, or of the library that it was written to."""
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    result = machine["main"](*(tvm.runtime.tensor(array) for array in inputs))
+    """Outputs of one run, by default on the CPU, of what `tvm.compile` made, or of the library that it was written to."""
+    device = device or tvm.cpu()
+    machine = relax.VirtualMachine(executable, device)
+    result = machine["main"](*(tvm.runtime.tensor(array, device) for array in inputs))
     return [tensor.numpy() for tensor in flatten(result)]
 
 

@@ -12,8 +12,8 @@ kernels measured and seconds are those that a run needed after the ones before i
 once. A run's curve tells the cheapest graph, all of its kernels measured, after so many environment steps: moves
 tried by a search, steps of an agent's training, of which the last episodes may take a few more: what those find is
 not counted; `metrics` are kernels, FLOPs, bytes moved and memory of the first graph and of the cheapest. Trained
-agents are then asked for plans (`episodes` of sampled actions). `ppo-after-greedy` and `ppo-after-family` train from
-such a search's plan, `ppo-for-relative` for another reward than the usual one.
+agents are then asked for plans (`asked`: an episode of likeliest actions, then sampled ones). `ppo-after-greedy` and
+`ppo-after-family` train from such a search's plan, `ppo-for-relative` for another reward than the usual one.
 """
 
 from __future__ import annotations

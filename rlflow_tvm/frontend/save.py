@@ -28,7 +28,7 @@ def saved(model: onnx.ModelProto, path: str | Path, most_bytes: int = MOST_BYTES
     Raises:
         FrontendError: the file cannot be written.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))  # what a link leads to is what is written
     try:
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
             temporary = Path(folder) / path.name

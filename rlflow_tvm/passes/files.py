@@ -14,11 +14,12 @@ from rlflow_tvm.errors import PlanError
 
 def write_whole(path: Path, format_: int, fields: Mapping[str, Any], what: str) -> None:
     """Write a file of this format, atomically; `what` it holds is told in the PlanError where that cannot be."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    real = Path(os.path.realpath(path))  # what a link leads to is what is written
+    temporary = real.with_name(f".{real.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        real.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps({"format": format_, **fields}, indent=1) + "\n")
-        temporary.replace(path)
+        temporary.replace(real)
     except OSError as error:
         with suppress(OSError):  # its folder may be a file
             temporary.unlink(missing_ok=True)

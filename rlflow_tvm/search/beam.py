@@ -15,7 +15,7 @@ from rlflow_tvm.search.result import Incumbent, Progress, SearchResult, successo
 class Beam:
     """All successors of a level's states are priced, the `width` cheapest that nobody has seen make the next level.
 
-    It ends after `patience` levels without a better state, or when nothing new is left.
+    It ends after more than `patience` levels without a better state, or when nothing new is left.
     """
 
     width: int = 4

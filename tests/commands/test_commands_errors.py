@@ -12,6 +12,8 @@ from onnx import TensorProto, helper
 
 from rlflow_tvm import cli
 from rlflow_tvm.errors import RlflowError, UsageError
+from rlflow_tvm.frontend import save_onnx
+from rlflow_tvm.passes import Plan
 from tests.error_lines import one_line
 
 
@@ -122,6 +124,14 @@ def test_what_a_link_leads_to_is_written(tmp_path):
     cli.write_json(tmp_path / "link", [1])
     assert (tmp_path / "link").is_symlink()
     assert json.loads((tmp_path / "one.json").read_text()) == [1]
+    plan = Plan(("a@1#0",), 7, 9, 16)
+    plan.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert Plan.load(tmp_path / "one.json") == plan
+    model = onnx.load(relu_model(tmp_path / "relu.onnx"))
+    save_onnx(model, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert onnx.load(tmp_path / "one.json", format="protobuf") == model
 
 
 def test_figures_that_cannot_be_written_leave_nothing_behind(tmp_path):
