@@ -54,7 +54,7 @@ BudgetOption = Annotated[
     str | None,
     typer.Option(
         metavar="N|TIME",
-        help="What the search may spend: moves tried, as 20000, or a time, as 90s, 5m or 2h; by default each one's own.",
+        help="What the search may spend: moves tried, as 20000, or a time, as 90s, 5m or 2h; by default its own.",
     ),
 ]
 PredictOption = Annotated[

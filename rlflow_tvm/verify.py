@@ -34,7 +34,7 @@ def run_executable(
     inputs: Sequence[np.ndarray],
     device: tvm.runtime.Device | None = None,
 ) -> list[np.ndarray]:
-    """Outputs of one run, by default on the CPU, of what `tvm.compile` made, or of the library that it was written to."""
+    """Outputs of one run, by default on the CPU, of what `tvm.compile` made or of the library it was written to."""
     device = device or tvm.cpu()
     machine = relax.VirtualMachine(executable, device)
     result = machine["main"](*(tvm.runtime.tensor(array, device) for array in inputs))
