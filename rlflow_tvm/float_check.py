@@ -94,11 +94,12 @@ def _run(mod: tvm.IRModule, target: tvm.target.Target, arguments: list[tvm.runti
 
 def _error(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> float:
     """Largest difference, as a share of the largest magnitude or of 1: what terms of that size cancel down to is as
-    inexact as they are."""
-    return max(
+    inexact as they are. NaN where one of them is."""
+    shares = [
         float(np.abs(a - b).max(initial=0.0)) / max(float(np.abs(b).max(initial=0.0)), 1.0)
         for a, b in zip(after, before, strict=True)
-    )
+    ]
+    return float(np.max(shares))  # Python's own max passes a NaN over that is not its first
 
 
 def float_check(rules: Iterable[RewriteRule], target: tvm.target.Target, seed: int = 0) -> dict[str, float]:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from itertools import islice
 
+import numpy as np
 import pytest
 import tvm
 from small_models import LANES, TARGET, module
@@ -50,6 +51,18 @@ def test_compiling_sees_a_wrong_rule():
     wrong = RewriteRule("wrong", "none", "subtract(x, y) => subtract(y, x)", when=("shape(x) == shape(y)",))
     with pytest.raises(RewriteError, match="wrong: differs"):
         float_check([wrong], TARGET)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_nan_in_any_output_is_a_difference(number, monkeypatch):
+    def of_two(functions, _arguments, _target):
+        found = [[np.zeros(3), np.zeros(3)] for _ in functions]
+        found[1][number][2] = np.nan  # of what the first sample is rewritten to
+        return found
+
+    monkeypatch.setattr("rlflow_tvm.float_check.outputs", of_two)
+    with pytest.raises(RewriteError, match="relu_idempotent: differs by nan"):
+        float_check([BY_NAME["relu_idempotent"]], TARGET)
 
 
 @pytest.mark.parametrize("name", CONDITIONAL)
