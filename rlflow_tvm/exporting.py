@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import tvm
 
 from rlflow_tvm.cost import link_library
 from rlflow_tvm.errors import FrontendError, RewriteError
-from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, saved, to_onnx
+from rlflow_tvm.frontend import onnxruntime_outputs, put_in_place, random_inputs, saved, to_onnx
 from rlflow_tvm.frontend.load import one_line
 from rlflow_tvm.verify import TOLERANCE, range_error, run_executable
 
@@ -54,19 +52,13 @@ def save_library(
         FrontendError: the file cannot be written.
         RewriteError: the outputs differ by more than `verify.TOLERANCE`.
     """
-    real = Path(os.path.realpath(path))  # what a link leads to is what is written
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=real.parent) as folder:
-            temporary, error = Path(folder) / path.name, None
-            link_library(executable, temporary)
-            if original is not None and _has_onnxruntime():
-                inputs = random_inputs(mod, seed)
-                found = run_executable(tvm.runtime.load_module(str(temporary)), list(inputs.values()))
-                error = _checked(found, original, inputs, path)
-            os.replace(temporary, real)
-            return error
-    except OSError as refused:
-        raise FrontendError(f"{path}: cannot be written ({refused.strerror}): give another path") from refused
+    with put_in_place(path) as temporary:
+        link_library(executable, temporary)
+        if original is None or not _has_onnxruntime():
+            return None
+        inputs = random_inputs(mod, seed)
+        found = run_executable(tvm.runtime.load_module(str(temporary)), list(inputs.values()))
+        return _checked(found, original, inputs, path)
 
 
 def _has_onnxruntime() -> bool:

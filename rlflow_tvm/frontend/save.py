@@ -20,6 +20,24 @@ _PAGE = 4096  # what the standard asks offsets to be multiples of, so that the f
 
 
 @contextmanager
+def put_in_place(path: str | Path) -> Iterator[Path]:
+    """A file to write, which `path` becomes in the end, with others that stand beside it then; where an error is raised
+    nothing is left.
+
+    Raises:
+        FrontendError: they cannot be written.
+    """
+    path = Path(os.path.realpath(path))  # what a link leads to is what is written
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+            yield Path(folder) / path.name
+            for file in sorted(Path(folder).iterdir(), reverse=True):  # the weights first: the model reads them
+                os.replace(file, path.with_name(file.name))
+    except OSError as error:
+        raise FrontendError(f"{path}: cannot be written ({error.strerror}): give another path") from error
+
+
+@contextmanager
 def saved(model: onnx.ModelProto, path: str | Path, most_bytes: int = MOST_BYTES) -> Iterator[Path]:
     """A copy of the file that `path` becomes in the end, to look at; where that raises an error nothing is left.
 
@@ -28,16 +46,9 @@ def saved(model: onnx.ModelProto, path: str | Path, most_bytes: int = MOST_BYTES
     Raises:
         FrontendError: the file cannot be written.
     """
-    path = Path(os.path.realpath(path))  # what a link leads to is what is written
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-            temporary = Path(folder) / path.name
-            _write(model, temporary, most_bytes)
-            yield temporary
-            for file in sorted(Path(folder).iterdir(), reverse=True):  # the weights first: the model reads them
-                os.replace(file, path.with_name(file.name))
-    except OSError as error:
-        raise FrontendError(f"{path}: cannot be written ({error.strerror}): give another path") from error
+    with put_in_place(path) as temporary:
+        _write(model, temporary, most_bytes)
+        yield temporary
 
 
 def save_onnx(model: onnx.ModelProto, path: str | Path, most_bytes: int = MOST_BYTES) -> None:

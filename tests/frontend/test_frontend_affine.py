@@ -5,36 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import helper
+from small_weights import NORM, drawn, norm_weights
 
 from rlflow_tvm.frontend import from_onnx
 
 node = helper.make_node
 
 
-def _array(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def _norm(channels: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(1)
-    draw = {"gamma": (0.5, 1.5), "beta": (-1, 1), "mean": (-1, 1), "var": (0.5, 2)}
-    return {k: rng.uniform(*bounds, channels).astype(np.float32) for k, bounds in draw.items()}
-
-
-_NORM = ["gamma", "beta", "mean", "var"]
-
-
 def test_batch_norm_and_scale_fold_into_the_convolution(make_model, assert_imports_right, operators) -> None:
     model = make_model(
         [
             node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
-            node("BatchNormalization", ["c", *_NORM], ["n"], epsilon=1e-2),
+            node("BatchNormalization", ["c", *NORM], ["n"], epsilon=1e-2),
             node("Mul", ["scale", "n"], ["m"]),
             node("Sub", ["m", "shift"], ["y"]),
         ],
         {"x": (1, 4, 6, 6)},
         ["y"],
-        {"w": _array(8, 4, 3, 3), **_norm(8), "scale": _array(8, 1, 1), "shift": _array(1, 8, 1, 1, seed=2)},
+        {"w": drawn(8, 4, 3, 3), **norm_weights(8), "scale": drawn(8, 1, 1), "shift": drawn(1, 8, 1, 1, seed=2)},
     )
     assert operators(assert_imports_right(model)) == ["nn.conv2d", "add"]
 
@@ -43,12 +31,12 @@ def test_nodes_of_one_name_are_told_apart(make_model, operators) -> None:
     model = make_model(
         [
             node("Conv", ["x", "w"], ["c"], name="same"),
-            node("BatchNormalization", ["c", *_NORM], ["n"], name="same"),
+            node("BatchNormalization", ["c", *NORM], ["n"], name="same"),
             node("Relu", ["n"], ["y"], name="same"),
         ],
         {"x": (1, 4, 6, 6)},
         ["y"],
-        {"w": _array(8, 4, 3, 3), **_norm(8)},
+        {"w": drawn(8, 4, 3, 3), **norm_weights(8)},
     )
     assert operators(from_onnx(model)) == ["nn.conv2d", "add", "nn.relu"]
 
@@ -57,13 +45,13 @@ def test_a_convolution_read_twice_is_left_alone(make_model, assert_imports_right
     model = make_model(
         [
             node("Conv", ["x", "w", "b"], ["c"]),
-            node("BatchNormalization", ["c", *_NORM], ["n"]),
+            node("BatchNormalization", ["c", *NORM], ["n"]),
             node("Relu", ["c"], ["r"]),
             node("Add", ["n", "r"], ["y"]),
         ],
         {"x": (1, 4, 6, 6)},
         ["y"],
-        {"w": _array(8, 4, 3, 3), "b": _array(8), **_norm(8)},
+        {"w": drawn(8, 4, 3, 3), "b": drawn(8), **norm_weights(8)},
     )
     names = operators(assert_imports_right(model))
     assert sorted(names) == ["add", "add", "add", "multiply", "nn.conv2d", "nn.relu"]
@@ -71,20 +59,20 @@ def test_a_convolution_read_twice_is_left_alone(make_model, assert_imports_right
 
 def test_a_convolution_that_is_an_output_is_left_alone(make_model, assert_imports_right) -> None:
     model = make_model(
-        [node("Conv", ["x", "w"], ["c"]), node("BatchNormalization", ["c", *_NORM], ["n"])],
+        [node("Conv", ["x", "w"], ["c"]), node("BatchNormalization", ["c", *NORM], ["n"])],
         {"x": (1, 4, 6, 6)},
         ["c", "n"],
-        {"w": _array(8, 4, 3, 3), **_norm(8)},
+        {"w": drawn(8, 4, 3, 3), **norm_weights(8)},
     )
     assert_imports_right(model)
 
 
 def test_a_lone_batch_norm_is_one_product_and_one_sum(make_model, assert_imports_right, operators) -> None:
     model = make_model(
-        [node("BatchNormalization", ["x", *_NORM], ["n"]), node("Relu", ["n"], ["y"])],
+        [node("BatchNormalization", ["x", *NORM], ["n"]), node("Relu", ["n"], ["y"])],
         {"x": (2, 8, 5, 5)},
         ["y"],
-        _norm(8),
+        norm_weights(8),
     )
     assert operators(assert_imports_right(model)) == ["multiply", "add", "nn.relu"]
 
@@ -92,10 +80,10 @@ def test_a_lone_batch_norm_is_one_product_and_one_sum(make_model, assert_imports
 @pytest.mark.parametrize("is_output", [True, False])
 def test_a_batch_norm_of_unknown_rank_is_not_folded(is_output: bool, make_model, assert_imports_right) -> None:
     """Inference stops at Microsoft's operators. The extents are equal: along any axis the parameters would fit."""
-    norm = node("BatchNormalization", ["g", *_NORM], ["y" if is_output else "n"])
+    norm = node("BatchNormalization", ["g", *NORM], ["y" if is_output else "n"])
     nodes = [node("Gelu", ["x"], ["g"], domain="com.microsoft"), norm]
     nodes += [] if is_output else [node("Relu", ["n"], ["y"])]
-    model = make_model(nodes, {"x": (2, 4, 4, 4)}, ["y"], _norm(4))
+    model = make_model(nodes, {"x": (2, 4, 4, 4)}, ["y"], norm_weights(4))
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     assert_imports_right(model)
 
@@ -107,8 +95,8 @@ def test_a_batch_norm_of_unknown_rank_is_not_folded(is_output: bool, make_model,
 def test_a_batch_norm_with_parameters_of_another_type(
     data: str, given: str, names: list[str], make_model, assert_imports_right, operators
 ) -> None:
-    parameters = {name: array.astype(given) for name, array in _norm(4).items()}
-    nodes = [node("BatchNormalization", ["x", *_NORM], ["y"])]
+    parameters = {name: array.astype(given) for name, array in norm_weights(4).items()}
+    nodes = [node("BatchNormalization", ["x", *NORM], ["y"])]
     model = make_model(nodes, {"x": (2, 4, 5, 5)}, ["y"], parameters, dtypes={"x": data}, out_dtype=data)
     assert operators(assert_imports_right(model, tolerance=5e-4)) == names
 
@@ -123,7 +111,7 @@ def test_what_makes_colours_of_grey_is_not_folded(
         [node("Conv", ["x", "w"], ["c"]), node(operator, ["c", "s"], ["y"])],
         {"x": (1, 2, 5, 5)},
         ["y"],
-        {"w": _array(1, 2, 1, 1), "s": np.array([0.5, -1, 2], np.float32).reshape(3, 1, 1)},
+        {"w": drawn(1, 2, 1, 1), "s": np.array([0.5, -1, 2], np.float32).reshape(3, 1, 1)},
     )
     assert operators(assert_imports_right(model)) == ["nn.conv2d", name]
 
@@ -133,6 +121,6 @@ def test_a_product_along_another_axis_is_not_folded(make_model, assert_imports_r
         [node("Conv", ["x", "w"], ["c"]), node("Mul", ["c", "s"], ["y"])],
         {"x": (1, 4, 6, 6)},
         ["y"],
-        {"w": _array(4, 4, 3, 3), "s": _array(4)},
+        {"w": drawn(4, 4, 3, 3), "s": drawn(4)},
     )
     assert operators(assert_imports_right(model)) == ["nn.conv2d", "multiply"]

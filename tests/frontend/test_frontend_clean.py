@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from small_weights import NORM, drawn, norm_weights
 
 from rlflow_tvm import ir
 from rlflow_tvm.errors import FrontendError
@@ -13,19 +14,6 @@ from rlflow_tvm.frontend import from_onnx, onnxruntime_outputs, parameter_names,
 from rlflow_tvm.frontend.clean import clean
 
 node = helper.make_node
-
-
-def _array(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def _norm(channels: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(1)
-    draw = {"gamma": (0.5, 1.5), "beta": (-1, 1), "mean": (-1, 1), "var": (0.5, 2)}
-    return {k: rng.uniform(*bounds, channels).astype(np.float32) for k, bounds in draw.items()}
-
-
-_NORM = ["gamma", "beta", "mean", "var"]
 
 
 def test_identities_and_dropouts_vanish(make_model, assert_imports_right, operators) -> None:
@@ -67,7 +55,7 @@ def test_dead_nodes_and_weights_go(make_model) -> None:
         [node("Relu", ["x"], ["y"]), node("MatMul", ["x", "w"], ["unread"])],
         {"x": (2, 3), "unused": (7,)},
         ["y"],
-        {"w": _array(3, 3)},
+        {"w": drawn(3, 3)},
     )
     graph = clean(model, "small")
     assert [n.op_type for n in graph.nodes] == ["Relu"]
@@ -93,23 +81,23 @@ def test_old_operator_sets_are_converted(make_model, run) -> None:
     model = make_model(
         [
             node("Add", ["x", "b"], ["a"], broadcast=1, axis=1),
-            node("BatchNormalization", ["a", *_NORM], ["n"], is_test=1),
+            node("BatchNormalization", ["a", *NORM], ["n"], is_test=1),
             node("Relu", ["n"], ["y"]),
         ],
         {"x": (1, 8, 5, 5)},
         ["y"],
-        {"b": _array(8), **_norm(8)},
+        {"b": drawn(8), **norm_weights(8)},
         opset=6,
     )
     modern = make_model(
         [
             node("Add", ["x", "b"], ["a"]),
-            node("BatchNormalization", ["a", *_NORM], ["n"]),
+            node("BatchNormalization", ["a", *NORM], ["n"]),
             node("Relu", ["n"], ["y"]),
         ],
         {"x": (1, 8, 5, 5)},
         ["y"],
-        {"b": _array(8).reshape(8, 1, 1), **_norm(8)},
+        {"b": drawn(8).reshape(8, 1, 1), **norm_weights(8)},
     )
     mod = from_onnx(model)
     inputs = random_inputs(mod, 0)
@@ -134,10 +122,10 @@ _OPERATORS = {
         18,
     ),
     "pad-reflect": ([node("Pad", ["x", "p"], ["y"], mode="reflect")], {"p": np.array([0, 0, 1, 2] * 2)}, 17),
-    "sum": ([node("Sum", ["x", "b", "x"], ["y"])], {"b": _array(4, 1, 1)}, 18),
-    "max": ([node("Max", ["x", "b"], ["y"])], {"b": _array(6)}, 18),
-    "min": ([node("Min", ["x", "b"], ["y"])], {"b": _array(6, 1)}, 18),
-    "mean": ([node("Mean", ["x", "b", "x"], ["y"])], {"b": _array(6)}, 18),
+    "sum": ([node("Sum", ["x", "b", "x"], ["y"])], {"b": drawn(4, 1, 1)}, 18),
+    "max": ([node("Max", ["x", "b"], ["y"])], {"b": drawn(6)}, 18),
+    "min": ([node("Min", ["x", "b"], ["y"])], {"b": drawn(6, 1)}, 18),
+    "mean": ([node("Mean", ["x", "b", "x"], ["y"])], {"b": drawn(6)}, 18),
     "gather": ([node("Gather", ["x", "i"], ["y"], axis=2)], {"i": np.array([[0, -1], [-6, 2]])}, 18),
     "gather-scalar": ([node("Gather", ["x", "i"], ["y"], axis=-1)], {"i": np.array(-2)}, 18),
     "gather-nd": ([node("GatherND", ["x", "i"], ["y"])], {"i": np.array([[0, 1], [0, -1]])}, 18),
@@ -148,7 +136,7 @@ _OPERATORS = {
     ),
     "gemm": (
         [node("Flatten", ["x"], ["f"]), node("Gemm", ["f", "w", "c"], ["y"], alpha=0.5, beta=2.0, transB=1)],
-        {"w": _array(5, 144), "c": _array(5)},
+        {"w": drawn(5, 144), "c": drawn(5)},
         18,
     ),
     "average-pool": (
@@ -169,15 +157,15 @@ _OPERATORS = {
     ),
     "conv-same": (
         [node("Conv", ["x", "w"], ["y"], strides=[2, 2], auto_pad="SAME_UPPER")],
-        {"w": _array(3, 4, 3, 3)},
+        {"w": drawn(3, 4, 3, 3)},
         18,
     ),
     "conv-same-lower": (
         [node("Conv", ["x", "w"], ["y"], strides=[1, 3], auto_pad="SAME_LOWER")],
-        {"w": _array(3, 4, 2, 4)},
+        {"w": drawn(3, 4, 2, 4)},
         18,
     ),
-    "conv-valid": ([node("Conv", ["x", "w"], ["y"], auto_pad="VALID")], {"w": _array(3, 4, 2, 4)}, 18),
+    "conv-valid": ([node("Conv", ["x", "w"], ["y"], auto_pad="VALID")], {"w": drawn(3, 4, 2, 4)}, 18),
     "average-pool-same": (
         [node("AveragePool", ["x"], ["y"], kernel_shape=[2, 3], strides=[1, 2], auto_pad="SAME_LOWER")],
         {},
@@ -200,14 +188,14 @@ _OPERATORS = {
     ),
     "conv-grouped": (
         [node("Conv", ["x", "w"], ["y"], group=2, dilations=[2, 1], pads=[2, 0, 1, 1])],
-        {"w": _array(6, 2, 3, 2)},
+        {"w": drawn(6, 2, 3, 2)},
         18,
     ),
     "pow-of-integer": ([node("Pow", ["x", "e"], ["y"])], {"e": np.array(2)}, 18),
     "lrn": ([node("LRN", ["x"], ["y"], size=3, alpha=0.5, beta=0.75, bias=2.0)], {}, 18),
     "layer-norm": (
         [node("LayerNormalization", ["x", "g", "b"], ["y"], axis=-1)],
-        {"g": _array(6), "b": _array(6, seed=3)},
+        {"g": drawn(6), "b": drawn(6, seed=3)},
         18,
     ),
     "split": ([node("Split", ["x"], ["a", "y"], axis=1, num_outputs=2)], {}, 18),
@@ -274,7 +262,7 @@ def test_a_pool_whose_inferred_shape_is_contradicted(opset: int, make_model, run
     def model(ceil_mode: int) -> onnx.ModelProto:
         pool = node("MaxPool", ["x"], ["p"], kernel_shape=[2, 2], strides=[2, 2], pads=[1] * 4, ceil_mode=ceil_mode)
         nodes = [pool, node("Add", ["p", "w"], ["y"])]
-        return make_model(nodes, {"x": (1, 4, 3, 3)}, ["y"], {"w": _array(4, 2, 2)}, opset)
+        return make_model(nodes, {"x": (1, 4, 3, 3)}, ["y"], {"w": drawn(4, 2, 2)}, opset)
 
     mod = from_onnx(model(1))  # which ONNX Runtime, that infers as ONNX does, refuses
     inputs = random_inputs(mod, 0)
@@ -299,7 +287,7 @@ def test_padding_that_an_average_would_count(make_model) -> None:
 
 
 def test_negative_token_ids_count_from_the_end(make_model, run) -> None:
-    table = _array(10, 3)
+    table = drawn(10, 3)
     model = make_model(
         [node("Gather", ["table", "ids"], ["y"])], {"ids": (4,)}, ["y"], {"table": table}, dtypes={"ids": "int64"}
     )
@@ -334,7 +322,7 @@ def test_weights_come_in_their_final_shape(make_model) -> None:
         ],
         {"x": (1, 4, 3, 3)},
         ["y"],
-        {"w": _array(2, 4, 3, 3), "b": _array(2), "v": _array(5, 2)},
+        {"w": drawn(2, 4, 3, 3), "b": drawn(2), "v": drawn(5, 2)},
     )
     detached = ir.detach(from_onnx(model))
     assert [tuple(t.shape) for t in detached.weights.values()] == [(2, 4, 3, 3), (1, 2, 1, 1), (2, 5)]
