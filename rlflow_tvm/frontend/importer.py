@@ -279,6 +279,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
 
     def _convert_operator(self, op_name: str, inputs: list, attrs: dict, opset: int) -> relax.Expr:
         node = next(self._ahead)
+        assert node.op_type == op_name, f"{node.op_type} is not converted in its turn, but {op_name}"
         name = node.name
         watched = _Attributes(attrs)
         try:
