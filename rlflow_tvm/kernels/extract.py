@@ -63,7 +63,8 @@ class Lowering:
         self._plain = TransposedConvolutions()
         self._legalize = Legalizer(target, choose)
         self._split = WeightSplitter()
-        self._fuse = Fuser()
+        # a GPU's product writes its results from the threads that sum them: too few for a larger output
+        self._fuse = Fuser(stretching=target.kind.name != "cuda")
 
     def lower(self, mod: tvm.IRModule) -> Lowered:
         """Legalise, divide off the weight-only work, and fuse. KernelError for an operator without a kernel."""

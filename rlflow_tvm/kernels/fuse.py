@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from rlflow_tvm.dataflow import Dataflow, Node, canonical
+from rlflow_tvm.ir import known_shape
 
 from .partition import OPAQUE, partition
 from .split import make_function
@@ -43,12 +45,18 @@ class _Call:
     callee: str | None  # name of the PrimFunc that it calls; None: it is no call of one
     kind: int
     args: tuple[relax.Expr, ...]
+    size: int  # elements of its result; 0 where that is not known, or no one tensor
 
 
 class Fuser:
-    """Fuses functions; remembers each group of operators that it has fused, over graphs."""
+    """Fuses functions; remembers each group of operators that it has fused, over graphs.
 
-    def __init__(self) -> None:
+    `stretching`: whether an operator with a result larger than the product that it reads joins the product's kernel, as
+    in TVM.
+    """
+
+    def __init__(self, stretching: bool = True) -> None:
+        self._stretching = stretching
         self._calls: dict[Node, _Call] = {}
         self._groups: dict[tuple[Node, ...], FusedCall] = {}
         self._fused: dict[tuple, tuple[tirx.PrimFunc, str, str]] = {}
@@ -64,7 +72,9 @@ class Fuser:
         nodes = flow.nodes
         calls = [self._calls.get(node) or self._call(node, prim_funcs) for node in nodes]
         steps: list[FusedCall | Node] = []
-        for members in partition([call.kind for call in calls], *_uses(flow)):
+        uses, escaping = _uses(flow)
+        stretched = () if self._stretching else _stretched(calls, uses)
+        for members in partition([call.kind for call in calls], uses, escaping, stretched):
             last = members[-1]
             if calls[last].callee is None:
                 steps.append(nodes[last])
@@ -85,9 +95,10 @@ class Fuser:
             if not isinstance(node.var.ty, relax.TensorType) or len(value.args) > 2:
                 kind = OPAQUE  # several results, or shape arguments
             args = (canonical(arg) if isinstance(arg, relax.Var) else arg for arg in value.args[1])
-            call = _Call(callee, kind, tuple(args))
+            shape = known_shape(node.var.ty)
+            call = _Call(callee, kind, tuple(args), 0 if shape is None else math.prod(shape))
         else:
-            call = _Call(None, OPAQUE, ())
+            call = _Call(None, OPAQUE, (), 0)
         self._calls[node] = call
         return call
 
@@ -161,6 +172,11 @@ def _uses(flow: Dataflow) -> tuple[list[list[int]], set[int]]:
             if source is not None:
                 uses[source].append(i)
     return uses, {index[var] for var in flow.outputs if var in index}
+
+
+def _stretched(calls: Sequence[_Call], uses: Sequence[Sequence[int]]) -> set[int]:
+    """The numbers of the calls that are read by one with a larger result."""
+    return {i for i, readers in enumerate(uses) if any(calls[reader].size > calls[i].size > 0 for reader in readers)}
 
 
 def count_tensors(ty: relax.Type) -> int:

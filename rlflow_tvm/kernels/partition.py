@@ -13,13 +13,16 @@ ELEMENTWISE, BROADCAST, INJECTIVE, REDUCTION, OUT_FUSIBLE, OPAQUE = 0, 1, 2, 3, 
 _MAX_NODES = 256  # operators in one kernel, as in TVM
 
 
-def partition(kinds: Sequence[int], uses: Sequence[Sequence[int]], escaping: Container[int]) -> list[list[int]]:
+def partition(
+    kinds: Sequence[int], uses: Sequence[Sequence[int]], escaping: Container[int], stretched: Container[int] = ()
+) -> list[list[int]]:
     """Groups of operators, each ascending, in the order of their last members.
 
     Operators are numbered in topological order: the `kinds` of each, its `uses` (the later operators that read it, once
-    for each operand), and those that are outputs are `escaping`.
+    for each operand), and those that are outputs are `escaping`. The `stretched` are read by an operator with a larger
+    result, as where a product is added to several others: no product is fused over them.
     """
-    sinks, edges = _post_dominators(kinds, uses, escaping)
+    sinks, edges = _post_dominators(kinds, uses, escaping, stretched)
     groups = _Groups(kinds)
     fusible = [(i, sink) for i, sink in enumerate(sinks) if sink is not None and kinds[i] != OPAQUE]
     for phase in (0, 1):
@@ -126,11 +129,11 @@ def _between(uses: Sequence[Sequence[int]], source: int, sink: int) -> list[int]
 
 
 def _post_dominators(
-    kinds: Sequence[int], uses: Sequence[Sequence[int]], escaping: Container[int]
+    kinds: Sequence[int], uses: Sequence[Sequence[int]], escaping: Container[int], stretched: Container[int]
 ) -> tuple[list[int | None], list[int]]:
     """Each node's immediate post-dominator (None: it has none), and the greatest kind of edge on the ways to it.
 
-    The kind of an edge is that of the operator that reads.
+    The kind of an edge is that of the operator that reads; at least broadcasting where what it reads is `stretched`.
     """
     count = len(kinds)
     dominators: list[int | None] = [None] * count
@@ -141,7 +144,7 @@ def _post_dominators(
         if not readers or i in escaping:
             continue
         parent: int | None = readers[0]
-        kind = kinds[readers[0]]
+        kind = max(kinds[readers[0]], BROADCAST) if i in stretched else kinds[readers[0]]
         for use in readers[1:]:
             kind = max(kind, kinds[use])
             parent, kind = _common(parent, use, kind, dominators, depths, edges)

@@ -76,6 +76,13 @@ def test_no_group_holds_two_products() -> None:
     assert groups in ([[0], [1, 2]], [[1], [0, 2]])
 
 
+def test_nothing_stretched_is_fused_into_a_product() -> None:
+    kinds, uses = [OUT_FUSIBLE, ELEMENTWISE, ELEMENTWISE, ELEMENTWISE], [[1], [2], [3], []]
+    assert partition(kinds, uses, {3}) == [[0, 1, 2, 3]]
+    assert partition(kinds, uses, {3}, stretched={1}) == [[0, 1], [2, 3]]
+    assert partition([BROADCAST, *kinds[1:]], uses, {3}, stretched={1}) == [[0, 1, 2, 3]]
+
+
 def test_what_is_read_outside_stays_apart() -> None:
     assert partition([ELEMENTWISE, BROADCAST], [[1], []], {0, 1}) == [[0], [1]]
 

@@ -44,7 +44,9 @@ class Tile:
 
 
 def find_product(sch: s_tir.Schedule) -> tuple[SBlockRV, Product] | None:
-    """The only reducing block and its sizes, or None where it is no matrix product of static shape."""
+    """The only reducing block and its sizes, or None where it is no matrix product of static shape, or the function has
+    more outputs than the product has results: the rules write each result once, where it has been summed.
+    """
     blocks = leaf_blocks(sch)
     reducing = get_reduction_blocks(sch, blocks) if blocks else None
     if not reducing:
@@ -66,7 +68,15 @@ def find_product(sch: s_tir.Schedule) -> tuple[SBlockRV, Product] | None:
         factors=(left, right),
         result=str(stmt.writes[0].source.dtype),
     )
+    if _outputs(sch.get(blocks[-1])) != product.batch * product.rows * product.columns:
+        return None
     return reducing[0], product
+
+
+def _outputs(stmt: s_tir.SBlock) -> int | None:
+    """How many elements a block writes; None where that is not known."""
+    extents = [axis.dom.extent for axis in stmt.iter_vars if axis.iter_type == tirx.IterVar.DataPar]
+    return math.prod(map(int, extents)) if all(isinstance(extent, tirx.IntImm) for extent in extents) else None
 
 
 def keep_within(func: tirx.PrimFunc, product: Product) -> tirx.PrimFunc:
