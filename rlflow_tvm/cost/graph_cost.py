@@ -183,12 +183,13 @@ class CostModel:
     ) -> GraphCost:
         graph = self._lowering.launches(mod)
         kernels = self._temperatures.kernels(graph, reach)
+        launches = sum(kernel.count for kernel in kernels)
+        # first: it raises where nothing can be built at all, before that is remembered for good of every kernel
+        launch_secs = launches * self.timer.launch_secs() if launches else 0.0
         found = self._estimator.estimate(
             kernels, on_progress, graph=lambda: self._temperatures.rehearsal(graph, reach), confirmed=confirmed
         )
         predictions = [(k.count, p) for k, p in zip(kernels, found, strict=True) if isinstance(p, Prediction)]
-        launches = sum(kernel.count for kernel in kernels)
-        launch_secs = launches * self.timer.launch_secs() if launches else 0.0
         failed = tuple(
             self._failure(k, m) for k, m in zip(kernels, found, strict=True) if isinstance(m, Measurement) and not m.ok
         )

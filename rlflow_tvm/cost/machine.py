@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
+from importlib import import_module
 from pathlib import Path
 
 import tvm
@@ -52,12 +54,32 @@ def device_of(target: Target) -> tvm.runtime.Device:
 
 
 def check_device(target: Target) -> None:
-    """CostError where this machine has no device for `target`."""
+    """CostError where this machine has no device for `target`, or nothing to compile its kernels with."""
     if not device_of(target).exist:
         raise CostError(
             f"kernels for {target.kind.name} cannot be timed here, as there is no such device: "
             "use a machine that has one, or target llvm"
         )
+    if target.kind.name == "cuda":
+        check_cuda_compiler()
+
+
+def check_cuda_compiler() -> None:
+    """CostError where TVM would not find what it compiles CUDA with: NVRTC, or nvcc if `TVM_CUDA_COMPILE_MODE` says so.
+
+    TVM says so when it compiles; every kernel would be taken for one that cannot be built.
+    """
+    if os.environ.get("TVM_CUDA_COMPILE_MODE", "nvrtc").lower() == "nvcc":
+        if shutil.which("nvcc") is None:
+            raise CostError("there is no nvcc to compile CUDA kernels with: add its folder to PATH")
+        return
+    try:
+        import_module("cuda.bindings.nvrtc")
+    except ImportError as error:
+        raise CostError(
+            "there is no NVRTC to compile CUDA kernels with: pip install cuda-bindings, or have nvcc and set "
+            "TVM_CUDA_COMPILE_MODE=nvcc"
+        ) from error
 
 
 def check_remote(target: Target) -> None:

@@ -11,6 +11,7 @@ from cost_kernels import SCHEDULE, two_layers
 from tvm import relax
 
 from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, graph_cost
+from rlflow_tvm.errors import CostError
 from rlflow_tvm.ir import detach
 
 F32 = 4
@@ -62,6 +63,22 @@ def test_nothing_to_do(model):
         builder.emit_func_output(out)
     cost = model.cost(builder.get())
     assert (cost.kernels, cost.run_secs, cost.flops) == (0, 0.0, 0)
+
+
+def test_no_kernel_is_tried_where_launching_one_fails(target, monkeypatch):
+    """Nothing can be built then, and what fails is remembered for good."""
+
+    def fails(_timer):
+        raise CostError("no compiler")
+
+    monkeypatch.setattr(KernelTimer, "launch_secs", fails)
+    with (
+        KernelDatabase(":memory:") as database,
+        KernelTimer(target, database, schedule="cost_kernels:refuse") as timer,
+        pytest.raises(CostError, match="no compiler"),
+    ):
+        CostModel(target, timer=timer).cost(detach(two_layers()).mod)
+    assert timer.measured == 0
 
 
 def test_memoised(target, timer):

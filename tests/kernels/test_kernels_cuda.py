@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,7 +31,7 @@ from cuda_checks import (
 from kernel_checks import graph, random_arrays
 from tvm import relax
 
-from rlflow_tvm.cost import KernelTimer, measure_roofline
+from rlflow_tvm.cost import KernelTimer, machine, measure_roofline
 from rlflow_tvm.errors import CostError, KernelError, UsageError
 from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, zoo
 from rlflow_tvm.kernels import RULE_ATTR, Lowering, as_target, extract_kernels, pipeline, schedule_kernel, vector_lanes
@@ -68,6 +70,16 @@ def test_timing_needs_a_gpu() -> None:
         KernelTimer(TARGET)
     with pytest.raises(CostError, match="bench_gpu"):
         measure_roofline(TARGET)
+
+
+@pytest.mark.parametrize(("mode", "told"), [("nvcc", "add its folder to PATH"), ("nvrtc", "cuda-bindings")])
+def test_timing_needs_a_compiler(mode: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_CUDA_COMPILE_MODE", mode)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", None)
+    monkeypatch.setattr(machine, "device_of", lambda _target: SimpleNamespace(exist=True, device_name="a GPU"))
+    with pytest.raises(CostError, match=told):
+        KernelTimer(TARGET)
 
 
 def test_no_blocked_layouts() -> None:
