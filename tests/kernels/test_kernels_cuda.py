@@ -177,6 +177,8 @@ POOLS = {
     "average": lambda x: op.nn.avg_pool2d(x, (3, 3), (1, 1), padding=(1, 1, 1, 1), count_include_pad=False),
     "adaptive": lambda x: op.nn.adaptive_avg_pool2d(x, (3, 4)),
     "mean": lambda x: op.mean(x, [2, 3], keepdims=True),
+    "mean of all": lambda x: op.subtract(x, op.mean(x)),
+    "root of the mean of all": lambda x: op.divide(x, op.sqrt(op.mean(op.abs(x)))),
     "long sum": lambda x: op.sum(x, [1, 2, 3]),
     "softmax": lambda x: op.nn.softmax(x, 1),
     "largest": lambda x: op.argmax(x, 1),

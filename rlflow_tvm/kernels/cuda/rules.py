@@ -9,7 +9,7 @@ from tvm.target import Target
 
 from .matmul import Matmul
 from .tensor_core import TensorCore
-from .threads import Elementwise, ThreadReduction
+from .threads import Elementwise, Reduction, ThreadReduction
 
 # the most special first; Fallback takes whatever is left, such as sorting
 RULES: dict[str, ScheduleRule] = {
@@ -18,7 +18,7 @@ RULES: dict[str, ScheduleRule] = {
     "gemv": gpu.GEMV(),
     "elementwise": Elementwise(),
     "window": ThreadReduction(),
-    "reduction": gpu.Reduction(),
+    "reduction": Reduction(),
     "general_reduction": gpu.GeneralReduction(),
     "thread_reduction": ThreadReduction(always=True),
     "fallback": gpu.Fallback(),

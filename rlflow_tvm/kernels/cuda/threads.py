@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
+from tvm.s_tir.dlight import gpu
+from tvm.s_tir.dlight.analysis import SBlockInfo
 from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
@@ -32,6 +35,24 @@ class Elementwise(GPUScheduleRule):
         for block in outputs:
             bind(sch, _loops(sch, block), vector_width(sch, block))
         return sch
+
+
+class Reduction(gpu.Reduction):
+    """dlight's rule for a sum and what is done with it, where that is one number, too."""
+
+    def _sch_inner_reduction(
+        self,
+        sch: s_tir.Schedule,
+        target: Target,
+        block: SBlockRV,
+        unroll_spatial_factor: int | None,
+        epilogue_info: SBlockInfo | None,
+        *order: Any,
+    ) -> None:
+        if epilogue_info is not None and not sch.get_loops(epilogue_info.block_rv):
+            # `rfactor` takes a block outside of all loops for the one that it divides, and ends in an InternalError
+            sch.add_unit_loop(epilogue_info.block_rv)
+        super()._sch_inner_reduction(sch, target, block, unroll_spatial_factor, epilogue_info, *order)
 
 
 class ThreadReduction(GPUScheduleRule):
