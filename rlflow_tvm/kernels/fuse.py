@@ -15,6 +15,7 @@ from rlflow_tvm.ir import known_shape
 
 from .partition import OPAQUE, partition
 from .split import make_function
+from .unit_axes import without_unit_axes
 
 _CALL_TIR = "relax.call_tir"
 _NAME_ATTRS = ("global_symbol",)
@@ -187,7 +188,9 @@ def count_tensors(ty: relax.Type) -> int:
 
 
 def kernel_key(func: tirx.PrimFunc) -> str:
-    """The structural hash of `func` without its name attributes: 16 hexadecimal digits, the same in every process."""
+    """The structural hash of `func` without its name attributes and `unit_axes`: 16 hexadecimal digits, the same in
+    every process."""
+    func = without_unit_axes(func)
     for attr in _NAME_ATTRS:
         if func.attrs is not None and attr in func.attrs:
             func = func.without_attr(attr)

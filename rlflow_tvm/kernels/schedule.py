@@ -12,6 +12,7 @@ from rlflow_tvm.errors import KernelError
 from .choice import BY_SHAPE, Choices
 from .cuda.rules import schedule as schedule_cuda
 from .llvm.rules import schedule as schedule_llvm
+from .unit_axes import with_unit_axes, without_unit_axes
 
 RULE_ATTR = "rlflow.schedule_rule"
 SCHEDULED_ATTR = "tirx.is_scheduled"
@@ -33,9 +34,9 @@ def schedule_kernel(func: tirx.PrimFunc, target: Target, choices: Choices = BY_S
     tuned = choices.schedule(func)
     if tuned is not None:
         return tuned
-    found = SCHEDULERS[target.kind.name](func, target)
+    found = SCHEDULERS[target.kind.name](without_unit_axes(func), target)
     if found is None:
         name = func.attrs.get("global_symbol", "") if func.attrs is not None else ""
         raise KernelError(f"no schedule rule takes the kernel {name}: report its operator")
     rule, scheduled = found
-    return scheduled.with_attrs({SCHEDULED_ATTR: True, RULE_ATTR: rule})
+    return with_unit_axes(scheduled, func).with_attrs({SCHEDULED_ATTR: True, RULE_ATTR: rule})

@@ -14,6 +14,7 @@ from rlflow_tvm.errors import KernelError
 from .llvm.vector_math import vectorisable_math
 from .llvm.winograd_legalize import WINOGRAD_ATTR
 from .schedule import RULE_ATTR, SCHEDULED_ATTR
+from .unit_axes import with_unit_axes, without_unit_axes
 
 TUNED_RULE = "metaschedule"
 """The name of a tuned schedule among those of the schedule rules."""
@@ -35,6 +36,7 @@ def workload(func: tirx.PrimFunc, target: Target) -> tvm.IRModule:
 
     A schedule finds blocks by name, and equal kernels may have different ones.
     """
+    func = without_unit_axes(func)
     if target.kind.name == "llvm":
         func = vectorisable_math(func)
     count = 0
@@ -65,7 +67,7 @@ def apply_trace(func: tirx.PrimFunc, target: Target, trace: Any) -> tirx.PrimFun
     except (s_tir.ScheduleError, RuntimeError, ValueError, TypeError, IndexError) as error:
         last = str(error).strip().splitlines()[-1]
         raise KernelError(f"the tuned schedule of {_symbol(func)} does not fit it ({last}): tune again") from error
-    return marked(sch.mod["main"]).with_attr("global_symbol", _symbol(func))
+    return marked(with_unit_axes(sch.mod["main"], func)).with_attr("global_symbol", _symbol(func))
 
 
 def marked(func: tirx.PrimFunc) -> tirx.PrimFunc:
