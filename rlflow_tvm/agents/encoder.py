@@ -16,6 +16,33 @@ from rlflow_tvm.agents.backend import dgl
 from rlflow_tvm.agents.observation import GraphBatch, ObservationSizes
 
 
+class BothWays:
+    """A graph's edges along and against their direction, and what all message rounds ask of them alike.
+
+    Attributes:
+        along, against: the graph, and with its edges turned, in the same order.
+        producers, consumers: edges into and out of each node, int64 (N,).
+    """
+
+    def __init__(self, graph: dgl.DGLGraph) -> None:
+        self.along, self.against = graph, dgl.reverse(graph, copy_ndata=False)
+        self.producers, self.consumers = graph.in_degrees(), graph.out_degrees()
+        # (`dgl.ops.copy_e_mean` would count them anew each time)
+        self._divisors = [each.clamp(min=1).float().unsqueeze(1) for each in (self.producers, self.consumers)]
+
+    def means(
+        self, sent: tuple[torch.Tensor, torch.Tensor], edges: tuple[torch.Tensor, torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Of each node the mean of relu(what the other node sent + what its edge says), (N, hidden): from producers,
+        and from consumers."""
+        parts = zip((self.along, self.against), sent, edges, self._divisors, strict=True)
+        return [
+            # in place, as below: the gradient asks for what comes out alone, and memory is half of what these cost
+            dgl.ops.copy_e_sum(graph, torch.relu_(dgl.ops.u_add_e(graph, nodes, told))) / divisor
+            for graph, nodes, told, divisor in parts
+        ]
+
+
 class MessageRound(nn.Module):
     """One round: h' = LayerNorm(h + MLP(h, mean of messages from producers, mean of messages from consumers)).
 
@@ -26,16 +53,13 @@ class MessageRound(nn.Module):
         super().__init__()
         self.send = nn.Linear(hidden, 2 * hidden)  # both directions' W in one product
         self.edge = nn.Linear(edge_features, 2 * hidden)
-        self.update = nn.Sequential(nn.Linear(3 * hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden))
+        self.update = nn.Sequential(nn.Linear(3 * hidden, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, hidden))
         self.norm = nn.LayerNorm(hidden)
 
-    def forward(self, graph: dgl.DGLGraph, reverse: dgl.DGLGraph, h: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
-        """Node embeddings (N, hidden) -> (N, hidden); `reverse` is `graph` with its edges turned, in the same order."""
-        sent_down, sent_up = self.send(h).chunk(2, dim=1)
-        edge_down, edge_up = self.edge(edges).chunk(2, dim=1)
-        from_producers = dgl.ops.copy_e_mean(graph, torch.relu(dgl.ops.u_add_e(graph, sent_down, edge_down)))
-        from_consumers = dgl.ops.copy_e_mean(reverse, torch.relu(dgl.ops.u_add_e(reverse, sent_up, edge_up)))
-        return self.norm(h + self.update(torch.cat([h, from_producers, from_consumers], dim=1)))
+    def forward(self, links: BothWays, h: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        """Node embeddings (N, hidden) -> (N, hidden); `edges`: features of the edges, (E, Fe)."""
+        heard = links.means(self.send(h).chunk(2, dim=1), self.edge(edges).chunk(2, dim=1))
+        return self.norm(h + self.update(torch.cat([h, *heard], dim=1)))
 
 
 class GraphEncoder(nn.Module):
@@ -57,13 +81,13 @@ class GraphEncoder(nn.Module):
     def forward(self, batch: GraphBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Node embeddings (N, hidden) and readouts (B, hidden)."""
         graph = batch.graph
-        reverse = dgl.reverse(graph)
+        links = BothWays(graph)
         # Messages are averaged, so the number of producers and consumers is told apart here.
-        degrees = torch.stack([graph.in_degrees(), graph.out_degrees()], dim=1).float().log1p()
+        degrees = torch.stack([links.producers, links.consumers], dim=1).float().log1p()
         h = self.operator(graph.ndata["operator"])
         h = torch.relu(h + self.features(torch.cat([graph.ndata["features"], degrees], dim=1)))
         for message_round in self.rounds:
-            h = message_round(graph, reverse, h, graph.edata["features"])
+            h = message_round(links, h, graph.edata["features"])
         counts = graph.batch_num_nodes()
         pooled = [dgl.ops.segment_reduce(counts, h, reducer) for reducer in ("mean", "max")]
         size = counts.float().log1p().unsqueeze(1) / 6.0  # about 1 for 400 nodes

@@ -24,7 +24,7 @@ from rlflow_tvm.agents.candidate.observation import (
     collate,
     compact,
 )
-from rlflow_tvm.agents.encoder import MessageRound
+from rlflow_tvm.agents.encoder import BothWays, MessageRound
 from rlflow_tvm.agents.graph_policy import GraphPolicy, Told, pick
 from rlflow_tvm.agents.heads import STOP_BIAS, PolicyOutput, entropies, segment_log_softmax
 from rlflow_tvm.agents.places import Places
@@ -120,9 +120,9 @@ class CandidatePolicy(GraphPolicy[CandidateObservation, CandidateBatch]):
     def _candidates(self, batch: CandidateBatch, h: torch.Tensor) -> torch.Tensor:
         """Embeddings of the sites (S, hidden) as differences to their graphs, whose nodes' are `h` (N, hidden)."""
         new = self.encoder.node(batch.added_operator, batch.added_features)
-        reverse = dgl.reverse(batch.changes)
+        links = BothWays(batch.changes)
         for each in self.rounds:  # the graph's own nodes stay as they are: no candidate is there yet
-            new = each(batch.changes, reverse, torch.cat([h, new]), batch.changes.edata["features"])[len(h) :]
+            new = each(links, torch.cat([h, new]), batch.changes.edata["features"])[len(h) :]
         sites = len(batch.site_graph)
         came, went = batch.added_site, batch.removed_site
         old = batch.graph.ndata["features"].index_select(0, batch.removed_node)
