@@ -1,4 +1,4 @@
-"""What launching a kernel costs in the Relax VM, whatever it computes: the slope of a chain's time over its length."""
+"""What launching a kernel costs, whatever it computes: in the Relax VM, and on a GPU where launches wait in a queue."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tvm
 from tvm import relax, s_tir, te
 
 from rlflow_tvm.cost.place import Place
+from rlflow_tvm.kernels.pipeline import CUDA_GRAPH
 
 _SHORT = 16
 _LONG = 272
@@ -18,7 +19,8 @@ def measure_launch(target: tvm.target.Target, place: Place) -> list[float]:
     """Seconds of one launch, one sample per repetition.
 
     Chains of `_SHORT` and `_LONG` kernels of 16 additions each run in the VM in turn; the difference of their times
-    over that of their lengths is a launch with the allocation of its output, free of the VM's fixed cost.
+    over that of their lengths is a launch with the allocation of its output, free of the VM's fixed cost. On a GPU the
+    chains are replayed as CUDA graphs, as the package's pipeline has it.
     """
     device = place.device
     chains = {length: relax.VirtualMachine(place.load(_chain(length, target)), device) for length in (_SHORT, _LONG)}
@@ -31,6 +33,19 @@ def measure_launch(target: tvm.target.Target, place: Place) -> list[float]:
         }
         samples.append((secs[_LONG] - secs[_SHORT]) / (_LONG - _SHORT))
     return samples
+
+
+def idle_secs(target: tvm.target.Target, place: Place, number: int) -> float:
+    """Seconds of each of `number` launches of one kernel, one behind the other, that has next to nothing to do."""
+    x = te.placeholder((16,), "float32", name="x")
+    module = tvm.IRModule({"main": te.create_prim_func([x, _increment(x)]).with_attr("global_symbol", "main")})
+    with target:
+        module = s_tir.transform.DefaultGPUSchedule()(module)
+    built = place.load(tvm.compile(module, target=target))
+    operands = [tvm.runtime.tensor(np.zeros(16, "float32"), place.device) for _ in range(2)]
+    return float(
+        np.median(built.time_evaluator("main", place.device, number=number, repeat=_REPEATS)(*operands).results)
+    )
 
 
 def _chain(length: int, target: tvm.target.Target) -> tvm.runtime.Executable:
@@ -47,7 +62,8 @@ def _chain(length: int, target: tvm.target.Target) -> tvm.runtime.Executable:
     if target.kind.name != "llvm":
         with target:
             mod = s_tir.transform.DefaultGPUSchedule()(mod)
-    return tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("default_build"))
+    with tvm.transform.PassContext(config={CUDA_GRAPH: target.kind.name == "cuda"}):
+        return tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("default_build"))
 
 
 def _increment(x: te.Tensor) -> te.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from cost_kernels import add, gather, matmul, quotient, unscheduled
 from tvm import te, tirx
@@ -142,3 +143,17 @@ def test_arithmetic_of_divisors(divisor, found):
     inner = te.compute((4,), lambda i: divisor(p, q, i), name="inner")
     for divide in (lambda i: tirx.floormod(i, divisor(p, q, i)), lambda i: tirx.floormod(i, inner[i])):
         assert divisors(te.create_prim_func([p, q, te.compute((4,), divide)])) == found
+
+
+def test_queued_launches_are_timed_without_what_an_idle_one_takes(place, target):
+    made = Bench(target, unscheduled, place, LocalCaches(target))
+    func = add(1 << 20)
+    built, arguments = made.build(func), made.arguments(func)
+    alone = bench.queued_secs(built, arguments, place.device, 0.0)
+    secs = float(np.median(alone))
+    assert len(alone) >= 7
+    assert secs > 0
+    without = bench.queued_secs(built, arguments, place.device, 0.4 * secs)
+    assert 0.3 * secs < np.median(without) < 0.9 * secs
+    nothing = bench.queued_secs(built, arguments, place.device, 100.0 * secs)
+    assert 0.02 * secs < np.median(nothing) < 0.2 * secs
