@@ -46,16 +46,16 @@ def single_block(func: relax.Function) -> list[relax.Binding]:
     body = func.body
     if isinstance(body, relax.SeqExpr) and not body.blocks:
         raise UsageError("function main has no operator in it (it returns its parameters): there is nothing to rewrite")
-    if (
-        not isinstance(body, relax.SeqExpr)
-        or len(body.blocks) != 1
-        or not isinstance(body.blocks[0], relax.DataflowBlock)
-    ):
+    if not _is_one_block(body):
         raise UsageError(
             "function main is not one dataflow block (control flow or impure calls in it): "
             "import it with rlflow_tvm.from_onnx, or run relax.transform.ConvertToDataflow first"
         )
     return list(body.blocks[0].bindings)
+
+
+def _is_one_block(body: relax.Expr) -> bool:
+    return isinstance(body, relax.SeqExpr) and len(body.blocks) == 1 and isinstance(body.blocks[0], relax.DataflowBlock)
 
 
 def check_static(func: relax.Function) -> None:
@@ -91,12 +91,17 @@ def main_of(mod: tvm.IRModule) -> relax.Function:
 
 
 def detach(mod: tvm.IRModule) -> Detached:
-    """Bring `mod` into the working form; constants become parameters in the order of their first use."""
+    """Bring `mod` into the working form; constants become parameters in the order of their first use.
+
+    UsageError where `main` is not one dataflow block and cannot be made one. It may have no block at all, if it returns
+    parameters as they are.
+    """
     func = main_of(mod)
-    if not isinstance(func.body, relax.SeqExpr) or len(func.body.blocks) != 1:
+    if not _is_one_block(func.body):
         mod = relax.transform.CanonicalizeBindings()(relax.transform.ConvertToDataflow(1)(mod))
         func = mod["main"]
-    single_block(func)
+    if func.body.blocks:
+        single_block(func)
     lifter = _ConstantLifter({p.name for p in func.params})
     body = lifter.visit_expr(func.body)
     detached = relax.Function(

@@ -41,6 +41,24 @@ def test_shape_that_depends_on_data_is_refused():
         GraphState.from_module(mod, default_rules(LANES))
 
 
+def test_graph_that_returns_its_parameters_is_no_graph_to_rewrite():
+    x = relax.Var("x", relax.TensorType((3,), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        builder.emit_func_output(x)
+    assert not detach(builder.get()).weights
+    with pytest.raises(UsageError, match="there is nothing to rewrite"):
+        GraphState.from_module(builder.get(), default_rules(LANES))
+
+
+def test_plain_bindings_are_taken():
+    x = relax.Var("x", relax.TensorType((3,), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(rx.tanh(builder.emit(rx.nn.relu(x)))))
+    assert len(GraphState.from_module(builder.get(), default_rules(LANES)).graph.nodes) == 2
+
+
 def test_static_tuples_are_taken():
     def body(emit, x):
         halves = emit(rx.split(x, 2, 0))

@@ -21,6 +21,7 @@ from .schedule import SCHEDULED_ATTR
 from .target import usable_processors
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
+_CALL_IN_PLACE = tvm.ir.Op.get("relax.call_tir_inplace")
 _EXTERNAL_MODS = "external_mods"  # attribute in which `tvm.compile` looks for compiled code to link
 _NO_TESTS = "tirx.disable_assert"
 _NOTHING = "rlflow_nothing"
@@ -41,12 +42,12 @@ def compile_kernels(
 ) -> list[tvm.runtime.Module]:
     """The PrimFuncs of `mod` (lowered) scheduled and compiled, each under its name in `mod`.
 
-    Kernels that read no input of `main` are compiled without TVM's tests of shape, type and strides: what they are
-    given is what the module has allocated itself, and the tests are half of the code of a small kernel. `threads`: as
-    many as there are processors usable here, if not given; `part`: statements that a thread compiles at a time. The
-    configuration of the current `PassContext` holds in all of them.
+    Kernels that read no input of a Relax function are compiled without TVM's tests of shape, type and strides: what
+    they are given is what the module has allocated itself, and the tests are half of the code of a small kernel.
+    `threads`: as many as there are processors usable here, if not given; `part`: statements that a thread compiles at a
+    time. The configuration of the current `PassContext` holds in all of them.
     """
-    tested = called_with_inputs(mod["main"])
+    tested = _called_from_outside(mod)
     context = tvm.transform.PassContext.current()
 
     def build(funcs: dict[tvm.ir.GlobalVar, tirx.PrimFunc], config: dict[str, object]) -> tvm.runtime.Module:
@@ -99,6 +100,14 @@ def _nothing() -> tirx.PrimFunc:
     return func.with_attrs({"global_symbol": _NOTHING, SCHEDULED_ATTR: True})
 
 
+def _called_from_outside(mod: tvm.IRModule) -> set[tvm.ir.GlobalVar]:
+    """The PrimFuncs of `mod` that get what comes from outside, or that its Relax functions do not call themselves."""
+    graphs = [func for func in mod.functions.values() if isinstance(func, relax.Function)]
+    inside = {var for graph in graphs for var in relax.analysis.all_global_vars(graph)}
+    outside = {var for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc) and var not in inside}
+    return outside.union(*map(called_with_inputs, graphs))
+
+
 def called_with_inputs(main: relax.Function) -> set[tvm.ir.GlobalVar]:
     """The PrimFuncs that `main` calls with its own inputs, or with what anything but a PrimFunc makes of them."""
     given: set[relax.Expr] = set(main.params[: num_inputs(main)])
@@ -107,9 +116,10 @@ def called_with_inputs(main: relax.Function) -> set[tvm.ir.GlobalVar]:
         value = binding.value
         if not any(var in given for var in variables_of(value)):
             continue
-        if isinstance(value, relax.Call) and value.op == _CALL_TIR:
+        op = value.op if isinstance(value, relax.Call) else None
+        if op in (_CALL_TIR, _CALL_IN_PLACE):
             called.add(value.args[0])
-        else:
+        if op != _CALL_TIR:  # a result written in place is an input again
             given.add(binding.var)
     return called
 

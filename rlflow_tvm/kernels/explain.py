@@ -10,15 +10,16 @@ from tvm.target import Target
 
 from .choice import BY_SHAPE, Choices
 from .extract import Kernel, Lowering
-from .schedule import RULE_ATTR, schedule_kernel
+from .schedule import RULE_ATTR, WRITTEN_RULE, check_extents, schedule_kernel
 
 
 @dataclass(frozen=True)
 class KernelRule:
     """One kernel and the schedule rule that takes it.
 
-    `name`, `key`, `count`: as in `Kernel`. `rule`: a name in the `RULES` of the target's `rules.py`.
-    `shapes`: of its parameters, the results last.
+    `name`, `key`, `count`: as in `Kernel`. `rule`: a name in the `RULES` of the target's `rules.py`, or
+    "scheduled by its writer" for a PrimFunc that the module brought along so. `shapes`: of its parameters, the results
+    last.
     """
 
     name: str
@@ -41,9 +42,11 @@ def explain(mod: tvm.IRModule, target: Target, choices: Choices = BY_SHAPE) -> l
 
 def explain_kernel(kernel: Kernel, target: Target, choices: Choices = BY_SHAPE) -> KernelRule:
     """The same of one kernel; KernelError where no rule takes it."""
-    rule = str(schedule_kernel(kernel.func, target, choices).attrs[RULE_ATTR])
+    check_extents(kernel.func)
+    rule = str(schedule_kernel(kernel.func, target, choices).attrs.get(RULE_ATTR, WRITTEN_RULE))
     return KernelRule(kernel.name, rule, kernel.count, _shapes(kernel.func), kernel.key)
 
 
 def _shapes(func: tirx.PrimFunc) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(int(extent) for extent in param.ty.shape) for param in func.params)
+    buffers = [param.ty for param in func.params if isinstance(param.ty, tirx.BufferType)]
+    return tuple(tuple(int(extent) for extent in buffer.shape) for buffer in buffers)

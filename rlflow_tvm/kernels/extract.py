@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import tvm
@@ -13,11 +14,12 @@ from rlflow_tvm.ir import detach
 from rlflow_tvm.rows import RowLifter
 from rlflow_tvm.transposed import TransposedConvolutions
 
+from .check import check_lowered
 from .choice import Chooser, heuristic_choice
 from .cuda.layout import channels_last
 from .fuse import FusedCall, Fuser
 from .launches import Launch, Launches, number_launches
-from .legalize import Legalizer, check_lowered
+from .legalize import Legalizer
 from .split import Split, WeightSplitter, make_function
 
 
@@ -42,13 +44,33 @@ class Kernel:
 class Lowered:
     """A graph down to calls of fused, unscheduled PrimFuncs.
 
-    `mod`: its `main` reads inputs, weights, and the `derived` values that `weight_only`'s `main` makes of weights.
+    `mod`: its function `entry` reads inputs, weights, and the `derived` values that `weight_only`'s `main` makes of
+    weights.
     """
 
     mod: tvm.IRModule
     weight_only: tvm.IRModule | None
     derived: tuple[str, ...]
     weights: dict[str, tvm.runtime.Tensor]
+    entry: str = "main"
+
+    @property
+    def function(self) -> relax.Function:
+        return self.mod[self.entry]
+
+
+class KernelNames:
+    """A name for each kernel of a module, none of them that of another function (`taken`)."""
+
+    def __init__(self, taken: Iterable[str] = ("main",)) -> None:
+        nothing = tirx.PrimFunc([], tirx.Evaluate(tirx.IntImm("int32", 0)))
+        self._builder = relax.BlockBuilder(tvm.IRModule(dict.fromkeys(taken, nothing)))
+        self._callees: dict[str, tvm.ir.GlobalVar] = {}
+
+    def of(self, call: FusedCall) -> tvm.ir.GlobalVar:
+        if call.key not in self._callees:
+            self._callees[call.key] = self._builder.add_func(call.func, call.name)
+        return self._callees[call.key]
 
 
 class Lowering:
@@ -66,12 +88,18 @@ class Lowering:
         # a GPU's product writes its results from the threads that sum them: too few for a larger output
         self._fuse = Fuser(stretching=target.kind.name != "cuda")
 
-    def lower(self, mod: tvm.IRModule) -> Lowered:
-        """Legalise, divide off the weight-only work, and fuse. KernelError for an operator without a kernel."""
+    def lower(self, mod: tvm.IRModule, entry: str = "main", names: KernelNames | None = None) -> Lowered:
+        """Legalise, divide off the weight-only work, and fuse. KernelError for an operator without a kernel.
+
+        Where the graph is one of several in a module, `entry` is what its `main` is called there; the `names` of its
+        kernels are shared with the others.
+        """
         detached = detach(mod)
         split, prim_funcs = self._divide(detached.mod)
-        weight_only = None if split.weight_only is None else self._module(split.weight_only, prim_funcs)
-        return Lowered(self._module(split.main, prim_funcs), weight_only, split.derived, detached.weights)
+        early = split.weight_only
+        weight_only = None if early is None else self._module(early, prim_funcs, "main", KernelNames())
+        lowered = self._module(split.main, prim_funcs, entry, KernelNames() if names is None else names)
+        return Lowered(lowered, weight_only, split.derived, detached.weights, entry)
 
     def kernels(self, mod: tvm.IRModule | Dataflow) -> list[Kernel]:
         """The kernels of `mod`, equal ones merged, in the order of their first launch; without the weight-only work."""
@@ -94,25 +122,26 @@ class Lowering:
         legal, prim_funcs = self._legalize(flow)
         return self._split(legal), prim_funcs
 
-    def _module(self, main: Dataflow, prim_funcs: dict[str, tirx.PrimFunc]) -> tvm.IRModule:
+    def _module(
+        self, main: Dataflow, prim_funcs: dict[str, tirx.PrimFunc], entry: str, names: KernelNames
+    ) -> tvm.IRModule:
         """The module of the launches of `main` (legalised)."""
         check_lowered(main)
-        builder = relax.BlockBuilder()
-        callees: dict[str, tvm.ir.GlobalVar] = {}
+        kernels: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
         nodes: list[Node] = []
         for step in self._fuse(main, prim_funcs):
             if not isinstance(step, FusedCall):
                 nodes.append(step)
                 continue
-            if step.key not in callees:
-                callees[step.key] = builder.add_func(step.func, step.name)
+            callee = names.of(step)
+            kernels[callee] = step.func
             original = step.output.value
-            args = [callees[step.key], relax.Tuple(step.args), *original.args[2:]]
+            args = [callee, relax.Tuple(step.args), *original.args[2:]]
             value = relax.Call(original.op, args, original.attrs, original.ty_args)
             relax.expr._update_type(value, original.ty)
             nodes.append(Node.of(step.output.var, value))
-        mod = builder.finalize()
-        mod["main"] = make_function(Dataflow(main.params, main.inputs, nodes, main.output))
+        mod = tvm.IRModule(kernels)
+        mod[entry] = make_function(Dataflow(main.params, main.inputs, nodes, main.output), entry)
         return mod
 
 

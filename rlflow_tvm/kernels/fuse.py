@@ -18,6 +18,7 @@ from .split import make_function
 from .unit_axes import without_unit_axes
 
 _CALL_TIR = "relax.call_tir"
+CALL_IN_PLACE = "relax.call_tir_inplace"
 _NAME_ATTRS = ("global_symbol",)
 _REMEMBERED = 50_000
 _DIGITS = "0123456789"  # which make names of PrimFuncs unique
@@ -72,10 +73,13 @@ class Fuser:
             self._groups.clear()
         nodes = flow.nodes
         calls = [self._calls.get(node) or self._call(node, prim_funcs) for node in nodes]
+        kinds = [call.kind for call in calls]
+        if any(node.op == CALL_IN_PLACE for node in nodes):  # fusion could move a read behind the call that writes
+            kinds = [OPAQUE] * len(kinds)
         steps: list[FusedCall | Node] = []
         uses, escaping = _uses(flow)
         stretched = () if self._stretching else _stretched(calls, uses)
-        for members in partition([call.kind for call in calls], uses, escaping, stretched):
+        for members in partition(kinds, uses, escaping, stretched):
             last = members[-1]
             if calls[last].callee is None:
                 steps.append(nodes[last])
@@ -88,7 +92,7 @@ class Fuser:
         return steps
 
     def _call(self, node: Node, prim_funcs: dict[str, tirx.PrimFunc]) -> _Call:
-        if node.op == _CALL_TIR:
+        if node.op in (_CALL_TIR, CALL_IN_PLACE):
             value = node.value
             callee = value.args[0].name_hint
             attrs = prim_funcs[callee].attrs
@@ -109,7 +113,7 @@ class Fuser:
         if len(calls) == 1:
             callee, args = names[0], calls[0].args
             if (callee,) not in self._fused:
-                self._fused[callee,] = (prim_funcs[callee], kernel_key(prim_funcs[callee]), callee.rstrip(_DIGITS))
+                self._fused[callee,] = (prim_funcs[callee], kernel_key(prim_funcs[callee]), _stem(callee))
             return FusedCall(*self._fused[callee,], args, group[-1], count_tensors(group[-1].var.ty))
         inside = {node.var: i for i, node in enumerate(group)}
         inputs: dict[relax.Expr, int] = {}
@@ -125,7 +129,7 @@ class Fuser:
         key = tuple(signature)
         if key not in self._fused:
             func = self._make(group, list(inputs), prim_funcs)
-            name = "_".join(["fused", *(name.rstrip(_DIGITS) for name in names)])
+            name = "_".join(["fused", *map(_stem, names)])
             self._fused[key] = (func, kernel_key(func), name[:_LONGEST_NAME])
         return FusedCall(*self._fused[key], tuple(inputs), group[-1], count_tensors(group[-1].var.ty))
 
@@ -161,6 +165,11 @@ class Fuser:
             builder.emit_func_output(output)
         module = relax.transform.FuseTIR()(builder.finalize())
         return module["group"]
+
+
+def _stem(name: str) -> str:
+    """The name of a PrimFunc before it was made unique."""
+    return name.rstrip(_DIGITS) or name
 
 
 def _uses(flow: Dataflow) -> tuple[list[list[int]], set[int]]:

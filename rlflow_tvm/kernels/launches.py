@@ -11,7 +11,7 @@ from tvm import relax, tirx
 
 from rlflow_tvm.dataflow import Dataflow, Node
 
-from .fuse import FusedCall, count_tensors
+from .fuse import CALL_IN_PLACE, FusedCall, count_tensors
 
 
 class Launch(NamedTuple):
@@ -54,7 +54,10 @@ def number_launches(main: Dataflow, steps: Sequence[FusedCall | Node]) -> Launch
                 numbers = tensors.of(arg)
                 constants.update(numbers)
             operands += numbers
-        operands += tensors.new(step.output.var, step.results)
+        if step.output.op == CALL_IN_PLACE:
+            operands += tensors.in_place(step, operands)
+        else:
+            operands += tensors.new(step.output.var, step.results)
         launches.append(Launch(step.func, step.key, step.name, tuple(operands)))
     return Launches(tuple(launches), given, weights | constants, frozenset(tensors.of(main.output)))
 
@@ -71,6 +74,16 @@ class _Tensors:
         self.held[value] = tuple(range(self._count, self._count + count))
         self._count += count
         return self.held[value]
+
+    def in_place(self, call: FusedCall, operands: Sequence[int]) -> list[int]:
+        """The tensors that `call` makes; its other results are those of its `operands` that it writes to."""
+        results: list[int] = []
+        for index in map(int, call.output.value.attrs.inplace_indices):
+            if index < 0:
+                self._count += 1
+            results.append(self._count - 1 if index < 0 else operands[index])
+        self.held[call.output.var] = tuple(results)
+        return [number for number in results if number not in operands]
 
     def of(self, value: relax.Expr) -> tuple[int, ...]:
         known = self.held.get(value)

@@ -20,9 +20,11 @@ from rlflow_tvm.dataflow import Dataflow, Node, Template, bound, canonical
 from rlflow_tvm.errors import KernelError, RlflowError
 from rlflow_tvm.ir import known_shape
 
+from .adopt import adopted
 from .choice import Choice, Chooser, Implementation, LegalizeFunc, heuristic_choice
 from .cuda import legalize as cuda
 from .extrema import EXTREMA
+from .fuse import CALL_IN_PLACE
 from .llvm import implementations as llvm
 from .llvm.half import is_half_sum, sum_in_float32
 
@@ -40,10 +42,7 @@ IMPLEMENTATIONS: dict[str, dict[str, tuple[Implementation, ...]]] = {
 _RESHAPES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"})
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 _TRANSPOSE = "relax.permute_dims"
-_NO_OPERATORS = frozenset({"getitem", "other"})
-_RUN_BY_THE_MACHINE = frozenset({"relax.reshape", "relax.shape_of", "relax.tensor_to_shape", "relax.null_value"})
 _REMEMBERED_BINDINGS = 50_000
-_SCHEDULED_ATTR = "tirx.is_scheduled"
 
 
 @dataclass(frozen=True)
@@ -126,11 +125,7 @@ class Legalizer:
         """A call of a PrimFunc of the module's own, under a name that no other has."""
         call = node.value
         if prim_func not in self._given:
-            annotated = prim_func
-            if prim_func.attrs is None or _SCHEDULED_ATTR not in prim_func.attrs:  # nothing fuses with a scheduled one
-                alone = tvm.IRModule({call.args[0]: prim_func})
-                annotated = relax.transform.AnnotateTIROpPattern()(alone)[call.args[0].name_hint]
-            self._given[prim_func] = self._add(call.args[0], annotated)
+            self._given[prim_func] = self._add(call.args[0], adopted(prim_func))
         global_var = self._given[prim_func]
         renamed = relax.Call(call.op, [global_var, *call.args[1:]], call.attrs, call.ty_args)
         return _Legal.of([bound(node.var, renamed, call.ty)], [global_var.name_hint])
@@ -239,7 +234,7 @@ def _last_line(error: Exception) -> str:
 
 def _callee(node: Node, given: Mapping[str, tirx.PrimFunc]) -> tirx.PrimFunc | None:
     """The PrimFunc of the module's own that `node` calls, None where it calls none."""
-    return given.get(node.value.args[0].name_hint) if node.op == _CALL_TIR.name else None
+    return given.get(node.value.args[0].name_hint) if node.op in (_CALL_TIR.name, CALL_IN_PLACE) else None
 
 
 def _is_training(call: relax.Call) -> bool:
@@ -294,23 +289,3 @@ def _rename(arg: relax.Expr, inputs: Iterator[relax.Var]) -> relax.Expr:
     if isinstance(arg, relax.Tuple):
         return relax.Tuple([_rename(field, inputs) for field in arg.fields])
     return arg
-
-
-def check_lowered(flow: Dataflow) -> None:
-    """KernelError if an operator is left that the virtual machine cannot run (its legalisation gave it back)."""
-    left = set()
-    for node in flow.nodes:
-        if node.op == "other" and isinstance(node.value, relax.Call) and isinstance(node.value.op, tvm.ir.GlobalVar):
-            raise KernelError(
-                f"main calls the function {node.value.op.name_hint}: "
-                "inline it with relax.transform.InlinePrivateFunctions"
-            )
-        if node.op in _NO_OPERATORS or node.op in _RUN_BY_THE_MACHINE or node.op.startswith("relax.call_"):
-            continue
-        if node.value.op.get_attr("FCallPacked") is None:
-            left.add(node.op)
-    if left:
-        raise KernelError(
-            f"no kernel is known for {', '.join(sorted(left))} with these attributes: "
-            "rewrite or decompose the operator before building"
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -9,11 +10,13 @@ import tvm
 from tvm import relax, tirx
 from tvm.target import Target
 
+from rlflow_tvm.errors import RlflowError
 from rlflow_tvm.ir import num_inputs
 
 from .build import compile_kernels, copy_context, link_kernels
 from .choice import BY_SHAPE, Choices
-from .extract import Lowered, Lowering
+from .entries import bystanders, entry_modules
+from .extract import KernelNames, Lowered, Lowering
 from .schedule import schedule_kernel
 from .target import as_target, default_target
 
@@ -25,9 +28,11 @@ def pipeline(target: Target | str | dict | None = None, choices: Choices = BY_SH
     """The whole pipeline as one pass, for `tvm.compile(mod, target, relax_pipeline=pipeline(target))`.
 
     `mod["main"]` has static shapes and its weights bound as constants (or given as parameters: then all of them are
-    inputs). Work on weights alone is done here, once, on this machine. `choices` decides where an operator has several
-    implementations, or a kernel several schedules; the default looks at shapes alone. UsageError for a target without
-    schedule rules, KernelError for an operator that cannot be lowered.
+    inputs), and so has every other Relax function that is an entry of `mod` (not private): all of them are compiled,
+    equal kernels once. Other functions and the attributes of `mod` are kept. Work on weights alone is done here, once,
+    on this machine. `choices` decides where an operator has several implementations, or a kernel several schedules; the
+    default looks at shapes alone. UsageError for a target without schedule rules and for a function that is no graph,
+    KernelError for an operator that cannot be lowered and for shapes that are not known.
     """
     fixed = None if target is None else as_target(target)
 
@@ -36,28 +41,51 @@ def pipeline(target: Target | str | dict | None = None, choices: Choices = BY_SH
         chosen = fixed or Target.current(allow_none=True)
         chosen = default_target() if chosen is None else as_target(chosen)
         with chosen:
-            lowered = Lowering(chosen, choices.implementation).lower(_all_inputs(mod))
+            beside = tvm.IRModule(bystanders(mod), attrs=mod.attrs)
+            parts = _parts(mod, beside, Lowering(chosen, choices.implementation))
             if chosen.kind.name == "llvm":
-                return _compiled(lowered, chosen, choices)
+                return _compiled(parts, beside, chosen, choices)
             # for another kind of target `tvm.compile` divides the code between host and device itself
-            return finalize(bind_weights(lowered), chosen, choices)
+            return finalize(_joined(map(bind_weights, parts), beside), chosen, choices)
 
     return run
 
 
-def _compiled(lowered: Lowered, target: Target, choices: Choices) -> tvm.IRModule:
+def _parts(mod: tvm.IRModule, beside: tvm.IRModule, lowering: Lowering) -> list[Lowered]:
+    """The graphs of `mod`, lowered; their kernels have names that none in `mod` or `beside` has."""
+    entries = entry_modules(mod)
+    names = KernelNames([*entries, *(var.name_hint for var in beside.get_global_vars())])
+    parts = []
+    for entry, alone in entries.items():
+        try:
+            parts.append(lowering.lower(_all_inputs(alone), entry, names))
+        except RlflowError as error:
+            if entry == "main":
+                raise
+            raise type(error)(f"function {entry}, as the main of a module of its own: {error}") from error
+    return parts
+
+
+def _joined(mods: Iterable[tvm.IRModule], beside: tvm.IRModule) -> tvm.IRModule:
+    """The functions of `mods` and `beside`, with the attributes of `beside`, which are those of the module compiled."""
+    functions = {var: func for mod in (*mods, beside) for var, func in mod.functions_items()}
+    return tvm.IRModule(functions, attrs=beside.attrs)
+
+
+def _compiled(parts: list[Lowered], beside: tvm.IRModule, target: Target, choices: Choices) -> tvm.IRModule:
     """The module with its kernels compiled; the weights are worked on while they are."""
-    lowered = replace(lowered, mod=relax.transform.RewriteDataflowReshape()(lowered.mod))
+    parts = [replace(part, mod=relax.transform.RewriteDataflowReshape()(part.mod)) for part in parts]
     context = copy_context(tvm.transform.PassContext.current(), {})
 
-    def weights() -> dict[relax.Var, tvm.runtime.Tensor]:
+    def weights() -> list[dict[relax.Var, tvm.runtime.Tensor]]:
         with context:
-            return _derived(lowered)
+            return [_derived(part) for part in parts]
 
     with ThreadPoolExecutor(1) as pool:
         derived = pool.submit(weights)
-        libraries = compile_kernels(lowered.mod, target, lambda func: schedule_kernel(func, target, choices))
-        mod = _bind(lowered, derived.result())
+        whole = _joined((part.mod for part in parts), beside)
+        libraries = compile_kernels(whole, target, lambda func: schedule_kernel(func, target, choices))
+        mod = _joined(map(_bind, parts, derived.result()), beside)
     return link_kernels(_to_virtual_machine(mod, target), libraries)
 
 
@@ -87,14 +115,14 @@ def _derived(lowered: Lowered) -> dict[relax.Var, tvm.runtime.Tensor]:
     machine = relax.VirtualMachine(executable, tvm.cpu())
     results = machine["main"](*(lowered.weights[param.name] for param in params))
     # by position: two variables of a function may have the same name
-    return dict(zip(lowered.mod["main"].params[-len(lowered.derived) :], results, strict=True))
+    return dict(zip(lowered.function.params[-len(lowered.derived) :], results, strict=True))
 
 
 def _bind(lowered: Lowered, derived: dict[relax.Var, tvm.runtime.Tensor]) -> tvm.IRModule:
-    main, values = lowered.mod["main"], lowered.weights
+    main, values = lowered.function, lowered.weights
     direct = {param: values[param.name] for param in main.params if param not in derived and param.name in values}
     mod = tvm.IRModule(dict(lowered.mod.functions_items()), attrs=lowered.mod.attrs)
-    mod["main"] = main.bind_params({**direct, **derived})
+    mod[lowered.entry] = main.bind_params({**direct, **derived})
     return mod
 
 

@@ -124,13 +124,13 @@ def _with_output(nodes: list[Node], output: relax.Expr) -> tuple[list[Node], rel
     return [*nodes, Node.of(result, output)], result
 
 
-def make_function(flow: Dataflow) -> relax.Function:
-    """`flow` as a function that TVM's passes take for the entry of a module."""
+def make_function(flow: Dataflow, name: str = "main") -> relax.Function:
+    """`flow` as a function that TVM's passes take for an entry of a module, called `name`."""
     body = relax.SeqExpr(
         [relax.DataflowBlock([node.binding for node in flow.nodes])] if flow.nodes else [], flow.output
     )
     relax.expr._update_type(body, flow.output.ty)
-    attrs = tvm.ir.make_node("ir.DictAttrs", global_symbol="main", num_input=flow.inputs)
+    attrs = tvm.ir.make_node("ir.DictAttrs", global_symbol=name, num_input=flow.inputs)
     return relax.Function(list(flow.params), body, flow.output.ty, True, attrs)
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 import tvm
 
 _BEFORE_THE_KERNEL = {
+    "adopt.py",
+    "check.py",
+    "entries.py",
     "explain.py",
     "extract.py",
     "fuse.py",

@@ -10,7 +10,7 @@ from tvm import relax, te
 from tvm.relax import op as rx
 
 from rlflow_tvm.errors import KernelError
-from rlflow_tvm.kernels import Choice, Lowering, extract_kernels, pipeline
+from rlflow_tvm.kernels import Choice, Lowering, explain, extract_kernels, pipeline
 
 _VECTOR = relax.TensorType((40,), "float32")
 
@@ -52,6 +52,7 @@ def test_functions_that_are_scheduled_are_left_alone() -> None:
     (name,) = {gv.name_hint for gv in mod.get_global_vars()} - {"main"}
     mod[name] = mod[name].with_attr("tirx.is_scheduled", True)
     assert [kernel.name for kernel in extract_kernels(mod, TARGET)] == ["plus", "tir_exp"]
+    assert [row.rule for row in explain(mod, TARGET)] == ["scheduled by its writer", "elementwise"]
 
 
 @pytest.mark.parametrize("axis", [0, 1, None])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import tvm
@@ -9,10 +11,11 @@ import tvm_ffi
 from kernel_checks import TARGET, graph, random_arrays, run
 from tvm import relax
 
-from rlflow_tvm.errors import UsageError
+from rlflow_tvm.errors import KernelError, UsageError
 from rlflow_tvm.kernels import (
     as_target,
     default_target,
+    explain,
     extract_kernels,
     num_cores,
     pipeline,
@@ -118,6 +121,80 @@ def test_one_core_starts_no_threads() -> None:
     target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64", "num-cores": 1})
     for kernel in extract_kernels(graph(attention, [(19, 24), (24, 13), (24, 13), (24, 30)], weights=3), target):
         assert "T.parallel" not in schedule_kernel(kernel.func, target).script()
+
+
+def with_symbols(build: Callable[[relax.Expr], relax.Expr], shape: tuple[object, ...]) -> tvm.IRModule:
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            output = builder.emit_output(build(x))
+        builder.emit_func_output(output)
+    return builder.get()
+
+
+@pytest.mark.parametrize("build", [op.exp, lambda x: op.matmul(x, op.permute_dims(x)), op.nn.softmax])
+def test_symbolic_extents_are_refused_in_one_line(build: Callable[[relax.Expr], relax.Expr]) -> None:
+    batch = tvm.tirx.Var("batch", "int64")
+    mod = with_symbols(build, (batch, 8))
+    for refused in (lambda: pipeline(TARGET)(mod), lambda: explain(mod, TARGET)):
+        with pytest.raises(KernelError, match=r'extents \(batch\).*BindSymbolicVars\({"batch": ') as caught:
+            refused()
+        assert "\n" not in str(caught.value)
+    bound = relax.transform.BindSymbolicVars({"batch": 3})(mod)
+    assert explain(bound, TARGET)[0].shapes[0] == (3, 8)
+
+
+def test_symbolic_extents_on_a_gpu() -> None:
+    cuda = as_target({"kind": "cuda", "arch": "sm_90"})
+    mod = with_symbols(op.exp, (tvm.tirx.Var("batch", "int64"), 8))
+    with pytest.raises(KernelError, match=r"a kernel has symbolic extents \(batch\)"):
+        pipeline(cuda)(mod)
+
+
+def test_shape_that_depends_on_data_is_refused_in_one_line() -> None:
+    mod = with_symbols(op.unique, (8,))
+    pipeline(TARGET)(mod)  # runs in the virtual machine
+    mod = with_symbols(lambda x: op.exp(op.unique(x)), (8,))
+    with pytest.raises(KernelError, match=r"relax\.exp reads .*known shapes only"):
+        pipeline(TARGET)(mod)
+
+
+def without_dataflow(build: Callable[[relax.BlockBuilder, relax.Expr], relax.Expr]) -> tvm.IRModule:
+    x = relax.Var("x", relax.TensorType((3, 5), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        builder.emit_func_output(build(builder, x))
+    return builder.get()
+
+
+def test_plain_bindings_are_a_graph() -> None:
+    mod = without_dataflow(lambda builder, x: builder.emit(op.exp(builder.emit(op.nn.relu(x)))))
+    assert not isinstance(mod["main"].body.blocks[0], relax.DataflowBlock)
+    (x,) = random_arrays([(3, 5)])
+    machine = relax.VirtualMachine(tvm.compile(mod, TARGET, relax_pipeline=pipeline(TARGET)), tvm.cpu())
+    result = machine["main"](tvm.runtime.tensor(x))
+    np.testing.assert_allclose(result.numpy(), np.exp(np.maximum(x, 0)), rtol=1e-6)
+    assert [row.name for row in explain(mod, TARGET)] == ["fused_relu_tir_exp"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_main_may_return_what_it_is_given(nested: bool) -> None:
+    weight = relax.const(np.full((2, 2), 7, "float32"))
+    mod = without_dataflow(lambda _, x: relax.Tuple([x, relax.Tuple([weight, x])]) if nested else x)
+    (x,) = random_arrays([(3, 5)])
+    machine = relax.VirtualMachine(tvm.compile(mod, TARGET, relax_pipeline=pipeline(TARGET)), tvm.cpu())
+    result = machine["main"](tvm.runtime.tensor(x))
+    np.testing.assert_array_equal((result[1][1] if nested else result).numpy(), x)
+    if nested:
+        np.testing.assert_array_equal(result[1][0].numpy(), np.full((2, 2), 7))
+    assert explain(mod, TARGET) == []
+
+
+def test_side_effects_are_refused() -> None:
+    mod = without_dataflow(lambda builder, x: (builder.emit(op.print(x, format="{}")), builder.emit(op.exp(x)))[1])
+    with pytest.raises(UsageError, match=r"not one dataflow block .*impure calls"):
+        pipeline(TARGET)(mod)
 
 
 def test_weights_without_values_are_inputs() -> None:

@@ -25,7 +25,10 @@ def narrowed(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
     inner = [buffer.ty for buffer in func.body.block.alloc_buffers]
     types = [param.ty for param in func.params] + inner
-    if any(ty.dtype == "int64" or math.prod(int(d) for d in ty.shape) >= 2**31 for ty in types):
+    if any(ty.dtype == "int64" for ty in types):
+        return func
+    shapes = [ty.shape for ty in types if isinstance(ty, tirx.BufferType)]
+    if any(math.prod(int(d) for d in shape) >= 2**31 for shape in shapes):
         return func
     return tirx.transform.ForceNarrowIndexToInt32()(IRModule({"main": func}))["main"]
 
