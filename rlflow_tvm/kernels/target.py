@@ -97,6 +97,14 @@ def vector_lanes(target: Target) -> int:
     return 128 // _FLOAT_BITS
 
 
+def vector_registers(target: Target) -> int:
+    """How many vector registers `target` has: 16 on x86 without AVX-512 and on 32-bit ARM, else 32."""
+    if llvm_cpu_has_features("x87", target):
+        return 32 if llvm_cpu_has_features("avx512f", target) else 16
+    is_arm = "arm_cpu" in target.keys
+    return 16 if is_arm and not target.features.is_aarch64 else 32
+
+
 def num_cores(target: Target) -> int:
     """Threads that a kernel may use: the target's `num-cores`, else the logical processors usable here."""
     cores = target.attrs.get("num-cores")

@@ -12,10 +12,9 @@ from tvm.target import Target
 from ..loops import extent
 from ..target import num_cores, vector_lanes
 from .conv_compute import CONV_ATTR, DEPTHWISE_ATTR, PAD_ATTR, UNEVEN_ATTR
-from .conv_loops import accumulate, fold_epilogue, marked_blocks, narrowed, schedule_pad
+from .conv_loops import accumulate, fold_epilogue, marked_blocks, merge_axes, narrowed, schedule_pad
 from .conv_tile import accumulator_registers, choose_tile
 from .pool_window import schedule_window
-from .tails import distinct_variables
 
 # Writing a plain image out of registers takes a statement for each element of the tile, and LLVM a third of a second
 # for those: only a short reduction gains by it. After a long one the tile goes through memory, channel by channel.
@@ -52,7 +51,7 @@ def schedule_dense(sch: s_tir.Schedule, conv: SBlockRV, target: Target) -> s_tir
     out = fold_epilogue(sch, conv, apart=UNEVEN_ATTR in sch.get(conv).annotations)
     packed, result = ([int(d) for d in sch.get(b).writes[0].source.shape] for b in (conv, out))
     if len(packed) == 4 and packed != result:  # pointwise, (N, vector, H*W, lane), and no mere copy follows
-        sch = merge_pixels(sch, out)
+        sch = merge_axes(sch, out, 2, 4)  # height and width
         (conv,) = marked_blocks(sch, CONV_ATTR)
         (out,) = sch.get_consumers(conv)
     schedule_tile(sch, conv, out, target)
@@ -74,7 +73,7 @@ def schedule_tile(sch: s_tir.Schedule, conv: SBlockRV, out: SBlockRV, target: Ta
         width,
         vectors,
         registers_each=-(-vector // lanes) * max(1, block // vector),
-        budget=accumulator_registers(lanes),
+        budget=accumulator_registers(target),
         rows=math.prod([images, packed // vectors, *rows]),
         cores=num_cores(target),
         chunked=not rows,
@@ -104,16 +103,3 @@ def _steps(sch: s_tir.Schedule, conv: SBlockRV) -> int:
     """Products in one element of the result."""
     axes = sch.get(conv).iter_vars
     return math.prod(int(axis.dom.extent) for axis in axes if axis.iter_type == tirx.IterVar.CommReduce)
-
-
-def merge_pixels(sch: s_tir.Schedule, out: SBlockRV) -> s_tir.Schedule:
-    """A new schedule in which height and width of the block `out` (N, C, H, W[, c]) are one axis."""
-    axes = sch.get(out).iter_vars
-    width = int(axes[3].dom.extent)
-    merge = tirx.IndexMap.from_func(
-        lambda n, c, y, x, *b: (n, c, y * width + x, *b), ndim=len(axes), index_dtype=str(axes[3].var.ty.dtype)
-    )
-    sch.transform_block_layout(out, merge)
-    # p // width * width + p % width must become p, or the tile that is read cannot be told from its index; and what was
-    # inlined twice defines its variables twice
-    return s_tir.Schedule(distinct_variables(tirx.transform.StmtSimplify()(sch.mod)["main"]))

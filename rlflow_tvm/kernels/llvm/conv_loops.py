@@ -12,6 +12,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from ..loops import extent, own_loops
 from .conv_compute import CONV_ATTR, DEPTHWISE_ATTR, PAD_ATTR
 from .pool_legalize import POOL_ATTR, ROWS_ATTR
+from .tails import distinct_variables
 
 _WINDOWS = frozenset({CONV_ATTR, DEPTHWISE_ATTR, POOL_ATTR, ROWS_ATTR})
 _MARKS = _WINDOWS | {PAD_ATTR}
@@ -102,6 +103,24 @@ def marked_blocks(sch: s_tir.Schedule, attribute: str) -> list[SBlockRV]:
     """The blocks of the function that carry an attribute."""
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     return [block for block in blocks if attribute in sch.get(block).annotations]
+
+
+def merge_axes(sch: s_tir.Schedule, block: SBlockRV, start: int, stop: int) -> s_tir.Schedule:
+    """A new schedule in which the axes `start` to `stop` - 1 of `block`, those of its result, are one axis."""
+    axes = sch.get(block).iter_vars
+    extents = [int(axis.dom.extent) for axis in axes]
+
+    def merged(*index: tirx.Var) -> list[tvm.ir.Expr]:
+        place: tvm.ir.Expr = index[start]
+        for axis in range(start + 1, stop):
+            place = place * extents[axis] + index[axis]
+        return [*index[:start], place, *index[stop:]]
+
+    merge = tirx.IndexMap.from_func(merged, ndim=len(axes), index_dtype=str(axes[start].var.ty.dtype))
+    sch.transform_block_layout(block, merge)
+    # p // width * width + p % width must become p, or the tile that is read cannot be told from its index; and what was
+    # inlined twice defines its variables twice
+    return s_tir.Schedule(distinct_variables(tirx.transform.StmtSimplify()(sch.mod)["main"]))
 
 
 def split_loops(sch: s_tir.Schedule, block: SBlockRV) -> tuple[list[LoopRV], list[LoopRV]]:
