@@ -12,7 +12,17 @@ from tvm.target import Target
 from ..loops import extent
 from ..target import num_cores, vector_lanes
 from .conv_compute import CONV_ATTR, DEPTHWISE_ATTR, PAD_ATTR, UNEVEN_ATTR
-from .conv_loops import accumulate, fold_epilogue, marked_blocks, merge_axes, narrowed, schedule_pad
+from .conv_loops import (
+    FEW_PRODUCTS,
+    accumulate,
+    fold_epilogue,
+    in_threads,
+    marked_blocks,
+    merge_axes,
+    narrowed,
+    schedule_pad,
+    steps,
+)
 from .conv_tile import accumulator_registers, choose_tile
 from .pool_window import schedule_window
 
@@ -39,16 +49,16 @@ class Conv2d(CPUScheduleRule):
         if dense:
             sch = schedule_dense(sch, dense[0], target)
         else:
-            schedule_window(sch, windows[0])
+            schedule_window(sch, windows[0], target)
         for pad in marked_blocks(sch, PAD_ATTR):
-            schedule_pad(sch, pad)
+            schedule_pad(sch, pad, target)
         return sch
 
 
 def schedule_dense(sch: s_tir.Schedule, conv: SBlockRV, target: Target) -> s_tir.Schedule:
     """Schedules a convolution that is no depthwise one; the schedule returned may be a new one."""
     # Groups whose last vector has empty lanes: no tile of the output is a tile of packed vectors.
-    out = fold_epilogue(sch, conv, apart=UNEVEN_ATTR in sch.get(conv).annotations)
+    out = fold_epilogue(sch, conv, target, apart=UNEVEN_ATTR in sch.get(conv).annotations)
     packed, result = ([int(d) for d in sch.get(b).writes[0].source.shape] for b in (conv, out))
     if len(packed) == 4 and packed != result:  # pointwise, (N, vector, H*W, lane), and no mere copy follows
         sch = merge_axes(sch, out, 2, 4)  # height and width
@@ -85,7 +95,7 @@ def schedule_tile(sch: s_tir.Schedule, conv: SBlockRV, out: SBlockRV, target: Ta
     length = extent(sch, column)
     column, column_inner = sch.split(column, [None, tile.pixels])
     sch.reorder(batch, channel, *outer, column, channel_inner, column_inner, *lane)
-    sch.parallel(sch.fuse(batch, channel, *outer))
+    in_threads(sch, sch.fuse(batch, channel, *outer), target, steps(sch, conv), FEW_PRODUCTS)
     if length % tile.pixels:
         sch.annotate(column, "pragma_loop_partition_hint", True)
     sch.compute_at(conv, column, preserve_unit_loops=True)

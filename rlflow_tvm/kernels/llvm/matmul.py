@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import tvm
@@ -12,14 +11,12 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
 from ..loops import block_kinds, extent, leaf_blocks
-from ..target import num_cores, vector_lanes, vector_registers
-from .conv_loops import fold_epilogue, merge_axes
+from ..target import vector_lanes, vector_registers
+from .conv_loops import FEW_PRODUCTS, fold_epilogue, in_threads, merge_axes, steps
 from .elementwise import schedule_map
 from .matmul_legalize import PANEL_ATTR
 from .matmul_packed import schedule_packed
 from .matmul_tile import choose_tile
-
-_PARALLEL_WORK = 65536  # multiply-adds below which starting threads costs more than they save
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class Matmul(CPUScheduleRule):
             return None
         for block in blocks[:position]:
             schedule_map(sch, block, target)
-        out = fold_epilogue(sch, reducing[0])
+        out = fold_epilogue(sch, reducing[0], target)
         more = _more_axes(sch, reducing[0], out, product)
         if more:
             sch = merge_axes(sch, out, 0, more + 1)
@@ -103,7 +100,6 @@ def find_product(sch: s_tir.Schedule, block: SBlockRV) -> Product | None:
 
 def schedule_tile(sch: s_tir.Schedule, block: SBlockRV, out: SBlockRV, product: Product, target: Target) -> None:
     """Tile `out`, compute `block` under each tile and keep it in registers; tiles run in parallel."""
-    axes = sch.get(block).iter_vars
     loops = sch.get_loops(out)
     *others, column = loops
     row = loops[product.row] if product.row is not None else None
@@ -118,9 +114,7 @@ def schedule_tile(sch: s_tir.Schedule, block: SBlockRV, out: SBlockRV, product: 
         outer, tile = [*outer, row], [inner_row, *tile]
     sch.reorder(*outer, *tile)
     task = sch.fuse(*outer)
-    work = math.prod(int(axis.dom.extent) for axis in axes)
-    if work > _PARALLEL_WORK and num_cores(target) > 1:
-        sch.parallel(task)
+    in_threads(sch, task, target, steps(sch, block), FEW_PRODUCTS)
     for loop in tile[:-1]:
         sch.unroll(loop)
     sch.vectorize(tile[-1])

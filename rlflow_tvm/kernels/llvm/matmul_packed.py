@@ -8,13 +8,13 @@ from tvm.target import Target
 
 from ..loops import extent, own_loops
 from ..target import num_cores, vector_lanes, vector_registers
+from .conv_loops import FEW_PRODUCTS, in_threads, steps
 from .matmul_prefetch import PREFETCH_ATTR, Prefetch
 from .matmul_tile import choose_blocks, choose_tile
 
 _CHUNK = 64  # steps of the reduction between two bursts of prefetches; the sums go to the first cache and back
 _UNROLL = 4
 _MOST_LINES = 32  # prefetched at a time
-_PARALLEL_WORK = 65536  # multiply-adds below which starting threads costs more than they save
 
 
 def schedule_packed(sch: s_tir.Schedule, block: SBlockRV, out: SBlockRV, target: Target) -> None:
@@ -43,8 +43,7 @@ def schedule_packed(sch: s_tir.Schedule, block: SBlockRV, out: SBlockRV, target:
     else:
         sch.reorder(row_block, panel, tile, tile_row, vector, lane)
         task = sch.fuse(row_block, panel, tile)
-    if height * panels * width * depth > _PARALLEL_WORK and cores > 1:
-        sch.parallel(task)
+    in_threads(sch, task, target, steps(sch, block), FEW_PRODUCTS)
     sch.unroll(tile_row)
     sch.unroll(vector)
     sch.vectorize(lane)
