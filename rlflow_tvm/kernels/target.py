@@ -27,10 +27,11 @@ def default_target() -> Target:
 def as_target(target: Target | str | dict | None) -> Target:
     """`target` as a `tvm.target.Target` of kind "llvm" or "cuda".
 
-    A bare "llvm" (or None) means this machine, its `mcpu` and cores; "cuda", or a dictionary of that kind without
-    "arch", the GPU here. A GPU's target is given this machine as its host where it has none. UsageError for a kind TVM
-    does not know, the old command-line form, a kind we have no kernels for, a processor that LLVM does not know, less
-    than one core, or "cuda" with neither "arch" nor a GPU.
+    A bare "llvm" (the name, a target with no attribute of its own, or None) means this machine, its `mcpu` and cores,
+    where TVM means any processor of its kind: here that is {"kind": "llvm", "mcpu": "generic"}. "cuda", or a dictionary
+    of that kind without "arch", is the GPU here. A GPU's target is given this machine as its host where it has none.
+    UsageError for a kind TVM does not know, the old command-line form, a kind we have no kernels for, a processor that
+    LLVM does not know, less than one core, or "cuda" with neither "arch" nor a GPU.
     """
     if target is None or target == "llvm":
         return default_target()
@@ -54,6 +55,8 @@ def as_target(target: Target | str | dict | None) -> Target:
         raise UsageError(
             f"target kind {found.kind.name!r} has no schedule rules here: use a target of kind {' or '.join(KINDS)}"
         )
+    if str(found) == str(Target("llvm")):  # `==` asks whether they are one object
+        return default_target()
     if found.kind.name == "llvm":
         _check_cpu(found)
     if found.kind.name == "cuda" and found.host is None:
@@ -95,6 +98,14 @@ def vector_lanes(target: Target) -> int:
         if llvm_cpu_has_features(feature, target):
             return bits // _FLOAT_BITS
     return 128 // _FLOAT_BITS
+
+
+def vector_registers(target: Target) -> int:
+    """How many vector registers `target` has: 16 on x86 without AVX-512 and on 32-bit ARM, else 32."""
+    if llvm_cpu_has_features("x87", target):
+        return 32 if llvm_cpu_has_features("avx512f", target) else 16
+    is_arm = "arm_cpu" in target.keys
+    return 16 if is_arm and not target.features.is_aarch64 else 32
 
 
 def num_cores(target: Target) -> int:

@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 
 from rlflow_tvm.kernels.llvm.conv import Conv2d
 from rlflow_tvm.kernels.llvm.conv_legalize import CONV_LEGALIZE
-from rlflow_tvm.kernels.llvm.conv_tile import Tile, accumulator_registers, choose_tile
+from rlflow_tvm.kernels.llvm.conv_tile import Tile, choose_tile
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": 2})
 
@@ -261,9 +261,8 @@ def test_unknown_layout_is_legalised_by_tvm() -> None:
 
 
 @pytest.mark.parametrize(("pixels", "vectors"), [(13, 12), (49, 32), (1, 1), (729, 2), (55, 4), (7, 63)])
-@pytest.mark.parametrize("lanes", [16, 8, 4])
-def test_tile_fits_the_registers(pixels: int, vectors: int, lanes: int) -> None:
-    each, budget = 16 // lanes, accumulator_registers(lanes)
+@pytest.mark.parametrize(("each", "budget"), [(1, 28), (2, 12), (4, 12), (4, 28)])
+def test_tile_fits_the_registers(pixels: int, vectors: int, each: int, budget: int) -> None:
     tile = choose_tile(pixels, vectors, each, budget)
     assert tile.pixels * tile.vectors * each <= budget
     assert vectors % tile.vectors == 0

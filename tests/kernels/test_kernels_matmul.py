@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+import tvm_ffi
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kernel_checks import TARGET, check, graph, random_arrays, run
-from tvm import relax
+from tvm import relax, tirx
 from tvm.target import Target
 
+from rlflow_tvm.kernels import extract_kernels, schedule_kernel
 from rlflow_tvm.kernels.llvm.matmul_tile import choose_blocks, choose_tile
 
 op = relax.op
@@ -80,13 +84,63 @@ def test_gelu_behind_a_product_is_in_its_kernel() -> None:
     assert check(build, expected, [(31, 12), (12, 47)], weights=1).rules == ["matmul"]
 
 
-@pytest.mark.parametrize("lanes", [4, 8, 16])
+def unrolled(build: Callable[..., relax.Expr], shapes: list[tuple[int, ...]], weights: int) -> list[int]:
+    """The extents of the unrolled loops of the only kernel, a register tile's among them."""
+    (kernel,) = extract_kernels(graph(build, shapes, weights), TARGET)
+    extents: list[int] = []
+
+    def note(loop: tirx.For) -> None:
+        if loop.kind == tirx.ForKind.UNROLLED and int(loop.extent) > 1:
+            extents.append(int(loop.extent))
+
+    tvm_ffi.structural_walk(schedule_kernel(kernel.func, TARGET).body, (tirx.For, note))
+    return extents
+
+
+@pytest.mark.parametrize("weights", [0, 1])
+@pytest.mark.parametrize("left", [(64, 1, 48), (32, 2, 48), (8, 8, 48), (4, 1, 16, 48), (1, 64, 48)])
+def test_tiles_take_the_rows_of_all_axes(left: tuple[int, ...], weights: int) -> None:
+    flat = unrolled(op.matmul, [(64, 48), (48, 96)], weights)
+    assert unrolled(op.matmul, [left, (48, 96)], weights) == flat
+    check(op.matmul, np.matmul, [left, (48, 96)], weights)
+
+
+def product_and_sum(x: relax.Expr, other: relax.Expr, matrix: relax.Expr) -> relax.Expr:
+    return op.add(op.matmul(x, matrix), other)
+
+
+@pytest.mark.parametrize("weights", [0, 1])
+def test_an_axis_of_one_step_in_the_result(weights: int) -> None:
+    shapes = [(64, 48), (1, 64, 96), (48, 96)]
+    flat = unrolled(product_and_sum, [(64, 48), (64, 96), (48, 96)], weights)
+    assert unrolled(product_and_sum, shapes, weights) == flat
+    check(product_and_sum, lambda x, other, matrix: x @ matrix + other, shapes, weights)
+
+
+@pytest.mark.parametrize("weights", [0, 1])
+@pytest.mark.parametrize(
+    ("left", "other"),
+    [
+        ((12, 1, 16), (12, 4, 40)),
+        ((3, 7, 16), (5, 3, 7, 40)),
+        ((3, 7, 16), (7, 40)),
+        ((11, 2, 5, 16), (1, 11, 2, 1, 40)),
+        ((600, 1030), (3, 600, 40)),  # the depth in blocks
+        ((1, 2, 1, 3, 16), (40,)),
+    ],
+)
+def test_result_broadcast_with_another(left: tuple[int, ...], other: tuple[int, ...], weights: int) -> None:
+    shapes = [left, other, (left[-1], 40)]
+    check(product_and_sum, lambda x, y, matrix: (x.astype("float64") @ matrix + y).astype("float32"), shapes, weights)
+
+
+@pytest.mark.parametrize(("lanes", "registers"), [(4, 16), (4, 32), (8, 16), (16, 32)])
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 4096), (197, 197), (128, 3072), (3, 5)])
-def test_tile_fits_the_registers(lanes: int, height: int, width: int) -> None:
-    rows, vectors = choose_tile(height, width, lanes)
+def test_tile_fits_the_registers(lanes: int, registers: int, height: int, width: int) -> None:
+    rows, vectors = choose_tile(height, width, lanes, registers)
     assert 1 <= rows <= height
     assert 1 <= vectors <= -(-width // lanes)
-    assert rows * vectors <= (12 if lanes == 8 else 28)
+    assert rows * vectors + vectors < registers  # with a row of the right side
 
 
 TARGETS = {

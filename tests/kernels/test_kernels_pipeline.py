@@ -69,6 +69,30 @@ def test_default_target_is_this_machine() -> None:
     assert num_cores(tvm.target.Target({"kind": "llvm", "num-cores": 6})) == 6
 
 
+@pytest.mark.parametrize("target", [tvm.target.Target("llvm"), {"kind": "llvm"}])
+def test_target_without_attributes_is_this_machine(target: object) -> None:
+    assert str(as_target(target)) == str(default_target())
+
+
+@pytest.mark.parametrize("attributes", [{"mcpu": "generic"}, {"mcpu": "x86-64"}, {"num-cores": 3}])
+def test_target_with_attributes_is_left_alone(attributes: dict) -> None:
+    target = tvm.target.Target({"kind": "llvm", **attributes})
+    assert as_target(target).same_as(target)
+
+
+def test_pipeline_by_name_compiles_for_this_machine() -> None:
+    """TVM's own code generator, which sees a bare "llvm" as the oldest processor of its kind, is given no kernel."""
+    mod = graph(op.exp, [(64, 64)])
+    executable = tvm.compile(mod, "llvm", relax_pipeline="rlflow")
+    pending, sources = [executable.mod], []
+    while pending:
+        module = pending.pop()
+        pending.extend(module.imports)
+        sources += [module.inspect_source("ll")] if module.kind == "llvm" else []
+    vectors = f"<{vector_lanes(TARGET)} x float>"
+    assert any(vectors in source and f'"target-cpu"="{TARGET.attrs["mcpu"]}"' in source for source in sources)
+
+
 @pytest.mark.parametrize("target", ["lvm", "llvm -mcpu=znver4", {"kind": "no such"}])
 def test_unreadable_target(target: object) -> None:
     with pytest.raises(UsageError, match="kind"):

@@ -178,9 +178,10 @@ def test_other_calls_are_not_taken() -> None:
     assert not taken((1, 1, 7, 7, 16), (1, 16, 1, 1, 16), data_layout="NCHW16c", kernel_layout="OIHW16o")
 
 
-@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("mcpu", ["x86-64", "haswell", "skylake-avx512"])
 @pytest.mark.parametrize("product", [(1, 16, 128, 3025), (2, 1000, 512, 169), (1, 1, 1, 1), (1, 23, 5, 49)])
-def test_tile_fits_the_registers(product: tuple[int, int, int, int], lanes: int) -> None:
-    tile = PixelProduct(*product).tile(lanes, 2)
-    assert tile.rows * tile.vectors <= accumulator_registers(lanes)
+def test_tile_fits_the_registers(product: tuple[int, int, int, int], mcpu: str) -> None:
+    target = tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": 2})
+    tile = PixelProduct(*product).tile(target)
+    assert tile.rows * tile.vectors <= accumulator_registers(target)
     assert tile.rows <= max(8, product[1])

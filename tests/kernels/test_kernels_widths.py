@@ -15,6 +15,7 @@ from tvm import relax, tirx
 from tvm.target import Target
 
 from rlflow_tvm.kernels import extract_kernels, schedule_kernel, vector_lanes
+from rlflow_tvm.kernels.target import vector_registers
 
 op = relax.op
 AVX2 = Target({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
@@ -60,6 +61,23 @@ def assembly(case: Case, target: Target) -> tuple[str, str]:
 @pytest.mark.parametrize(("target", "lanes"), [(AVX2, 8), (SSE, 4), (NEON, 4)])
 def test_lanes(target: Target, lanes: int) -> None:
     assert vector_lanes(target) == lanes
+
+
+@pytest.mark.parametrize(
+    ("attributes", "registers"),
+    [
+        ({"mcpu": "x86-64"}, 16),
+        ({"mcpu": "core2"}, 16),
+        ({"mtriple": "i686-linux-gnu"}, 16),
+        ({"mcpu": "haswell"}, 16),
+        ({"mcpu": "znver4"}, 32),
+        ({"mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}, 32),
+        ({"mtriple": "armv7-linux-gnueabihf", "mcpu": "cortex-a9"}, 16),
+        ({"mtriple": "riscv64-linux-gnu"}, 32),
+    ],
+)
+def test_registers(attributes: dict[str, str], registers: int) -> None:
+    assert vector_registers(Target({"kind": "llvm", **attributes})) == registers
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
-from rlflow_tvm.kernels import Choices, Lowering, default_target, pipeline, schedule_kernel
+from rlflow_tvm.kernels import Choices, Lowering, default_target, pipeline, schedule_kernel, vector_lanes
 from rlflow_tvm.kernels.choice import Choice
 from rlflow_tvm.kernels.llvm import winograd_legalize
 from rlflow_tvm.kernels.llvm.conv_compute import ConvShape
@@ -29,6 +29,7 @@ from rlflow_tvm.kernels.llvm.winograd_transform import (
 
 TARGET = default_target()
 HASWELL = tvm.target.Target({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
+SKYLAKE = tvm.target.Target({"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 2})
 SIZES = (2, 4)
 ONE = (1, 1, 1, 1)
 ERROR = {2: 3e-6, 4: 8e-6}  # of the output's range
@@ -103,9 +104,9 @@ def test_equals_float64_with_avx2(name, size):
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize(("chunk", "height", "vectors"), [(1, 3, 2), (2, 5, 1), (6, 14, 2), (3, 7, 3)])
 def test_every_division_gives_the_same(ahead, chunk, height, vectors, monkeypatch):
-    def divided(shape, size, lanes, cores):
-        plan = make_plan(shape, size, lanes, cores)
-        return dataclasses.replace(plan, chunk=chunk, height=height, panel=vectors * lanes, ahead=ahead)
+    def divided(shape, size, target):
+        plan = make_plan(shape, size, target)
+        return dataclasses.replace(plan, chunk=chunk, height=height, panel=vectors * vector_lanes(target), ahead=ahead)
 
     monkeypatch.setattr(winograd_legalize, "make_plan", divided)
     assert error(Conv((18, 52), (12, 17), batch=2, padding=ONE), 4) < ERROR[4]
@@ -244,7 +245,7 @@ def _shape(channels: int, out: int, extent: int) -> ConvShape:
 def test_plan_fits_the_image():
     for channels, out, extent in ((64, 64, 56), (512, 512, 7), (3, 7, 1), (16, 16, 224)):
         for size in SIZES:
-            plan = make_plan(_shape(channels, out, extent), size, 16, 2)
+            plan = make_plan(_shape(channels, out, extent), size, SKYLAKE)
             assert plan.tile_rows * size >= extent > (plan.tile_rows - 1) * size
             assert plan.tile_rows % plan.chunk == 0
             assert plan.height * plan.panel // 16 <= 28

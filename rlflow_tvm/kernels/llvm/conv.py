@@ -12,10 +12,19 @@ from tvm.target import Target
 from ..loops import extent
 from ..target import num_cores, vector_lanes
 from .conv_compute import CONV_ATTR, DEPTHWISE_ATTR, PAD_ATTR, UNEVEN_ATTR
-from .conv_loops import accumulate, fold_epilogue, marked_blocks, narrowed, schedule_pad
+from .conv_loops import (
+    FEW_PRODUCTS,
+    accumulate,
+    fold_epilogue,
+    in_threads,
+    marked_blocks,
+    merge_axes,
+    narrowed,
+    schedule_pad,
+    steps,
+)
 from .conv_tile import accumulator_registers, choose_tile
 from .pool_window import schedule_window
-from .tails import distinct_variables
 
 # Writing a plain image out of registers takes a statement for each element of the tile, and LLVM a third of a second
 # for those: only a short reduction gains by it. After a long one the tile goes through memory, channel by channel.
@@ -40,19 +49,19 @@ class Conv2d(CPUScheduleRule):
         if dense:
             sch = schedule_dense(sch, dense[0], target)
         else:
-            schedule_window(sch, windows[0])
+            schedule_window(sch, windows[0], target)
         for pad in marked_blocks(sch, PAD_ATTR):
-            schedule_pad(sch, pad)
+            schedule_pad(sch, pad, target)
         return sch
 
 
 def schedule_dense(sch: s_tir.Schedule, conv: SBlockRV, target: Target) -> s_tir.Schedule:
     """Schedules a convolution that is no depthwise one; the schedule returned may be a new one."""
     # Groups whose last vector has empty lanes: no tile of the output is a tile of packed vectors.
-    out = fold_epilogue(sch, conv, apart=UNEVEN_ATTR in sch.get(conv).annotations)
+    out = fold_epilogue(sch, conv, target, apart=UNEVEN_ATTR in sch.get(conv).annotations)
     packed, result = ([int(d) for d in sch.get(b).writes[0].source.shape] for b in (conv, out))
     if len(packed) == 4 and packed != result:  # pointwise, (N, vector, H*W, lane), and no mere copy follows
-        sch = merge_pixels(sch, out)
+        sch = merge_axes(sch, out, 2, 4)  # height and width
         (conv,) = marked_blocks(sch, CONV_ATTR)
         (out,) = sch.get_consumers(conv)
     schedule_tile(sch, conv, out, target)
@@ -74,7 +83,7 @@ def schedule_tile(sch: s_tir.Schedule, conv: SBlockRV, out: SBlockRV, target: Ta
         width,
         vectors,
         registers_each=-(-vector // lanes) * max(1, block // vector),
-        budget=accumulator_registers(lanes),
+        budget=accumulator_registers(target),
         rows=math.prod([images, packed // vectors, *rows]),
         cores=num_cores(target),
         chunked=not rows,
@@ -86,7 +95,7 @@ def schedule_tile(sch: s_tir.Schedule, conv: SBlockRV, out: SBlockRV, target: Ta
     length = extent(sch, column)
     column, column_inner = sch.split(column, [None, tile.pixels])
     sch.reorder(batch, channel, *outer, column, channel_inner, column_inner, *lane)
-    sch.parallel(sch.fuse(batch, channel, *outer))
+    in_threads(sch, sch.fuse(batch, channel, *outer), target, steps(sch, conv), FEW_PRODUCTS)
     if length % tile.pixels:
         sch.annotate(column, "pragma_loop_partition_hint", True)
     sch.compute_at(conv, column, preserve_unit_loops=True)
@@ -104,16 +113,3 @@ def _steps(sch: s_tir.Schedule, conv: SBlockRV) -> int:
     """Products in one element of the result."""
     axes = sch.get(conv).iter_vars
     return math.prod(int(axis.dom.extent) for axis in axes if axis.iter_type == tirx.IterVar.CommReduce)
-
-
-def merge_pixels(sch: s_tir.Schedule, out: SBlockRV) -> s_tir.Schedule:
-    """A new schedule in which height and width of the block `out` (N, C, H, W[, c]) are one axis."""
-    axes = sch.get(out).iter_vars
-    width = int(axes[3].dom.extent)
-    merge = tirx.IndexMap.from_func(
-        lambda n, c, y, x, *b: (n, c, y * width + x, *b), ndim=len(axes), index_dtype=str(axes[3].var.ty.dtype)
-    )
-    sch.transform_block_layout(out, merge)
-    # p // width * width + p % width must become p, or the tile that is read cannot be told from its index; and what was
-    # inlined twice defines its variables twice
-    return s_tir.Schedule(distinct_variables(tirx.transform.StmtSimplify()(sch.mod)["main"]))

@@ -79,7 +79,11 @@ class ConvShape:
 
     @property
     def merged(self) -> int:
-        """How many small groups are computed as one, with zeros for the weights between them, to fill a vector."""
+        """How many small groups are computed as one, with zeros for the weights between them, to fill a vector.
+
+        An infinity or NaN among the inputs of one group, times such a zero, is NaN in the outputs of all: inputs are
+        taken to be finite. A test for each product would cost more than the merging saves.
+        """
         merged = 1
         while self.groups % (2 * merged) == 0 and 2 * merged * self.out_channels // self.groups <= MAX_LANES:
             merged *= 2

@@ -26,8 +26,7 @@ def window_cycles(shape: ConvShape, target: Target) -> float:
 
 def plain_pointwise_cycles(shape: ConvShape, target: Target) -> float:
     """The direct convolution of a plain image by a 1x1 window into a plain image."""
-    lanes, cores = vector_lanes(target), num_cores(target)
-    tile = _tile(shape, lanes, cores)
+    cores, tile = num_cores(target), _tile(shape, target)
     pixels = prod(shape.out_size)
     blocks = -(-shape.group_vectors // tile.vectors)
     tiles = shape.batch * blocks * -(-pixels // tile.pixels)
@@ -39,16 +38,16 @@ def plain_pointwise_cycles(shape: ConvShape, target: Target) -> float:
     return cores * tile.cycles * shape.in_channels + tiles * _TILE + stores + far
 
 
-def _tile(shape: ConvShape, lanes: int, cores: int) -> Tile:
+def _tile(shape: ConvShape, target: Target) -> Tile:
     """The tile that the schedule rule takes."""
     height, width = shape.out_size
     rows, pixels = (1, height * width) if shape.is_pointwise else (height, width)
     return choose_tile(
         pixels,
         shape.group_vectors,
-        registers_each=-(-shape.lanes // lanes),
-        budget=accumulator_registers(lanes),
+        registers_each=-(-shape.lanes // vector_lanes(target)),
+        budget=accumulator_registers(target),
         rows=shape.batch * rows,
-        cores=cores,
+        cores=num_cores(target),
         chunked=shape.is_pointwise,
     )

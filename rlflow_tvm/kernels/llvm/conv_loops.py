@@ -8,13 +8,20 @@ import tvm
 import tvm_ffi
 from tvm import IRModule, s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target
 
 from ..loops import extent, own_loops
+from ..target import num_cores
 from .conv_compute import CONV_ATTR, DEPTHWISE_ATTR, PAD_ATTR
 from .pool_legalize import POOL_ATTR, ROWS_ATTR
+from .tails import distinct_variables
 
 _WINDOWS = frozenset({CONV_ATTR, DEPTHWISE_ATTR, POOL_ATTR, ROWS_ATTR})
 _MARKS = _WINDOWS | {PAD_ATTR}
+
+# Multiply-adds, elements that windows read, elements that are copied: up to so many, starting threads costs more than
+# they save.
+FEW_PRODUCTS, FEW_TAPS, FEW_COPIES = 65536, 16384, 8192
 
 
 def narrowed(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -33,7 +40,20 @@ def narrowed(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return tirx.transform.ForceNarrowIndexToInt32()(IRModule({"main": func}))["main"]
 
 
-def fold_epilogue(sch: s_tir.Schedule, block: SBlockRV, *, apart: bool = False, axes: int | None = None) -> SBlockRV:
+def steps(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    """How often the block is run."""
+    return math.prod(int(axis.dom.extent) for axis in sch.get(block).iter_vars)
+
+
+def in_threads(sch: s_tir.Schedule, loop: LoopRV, target: Target, work: int, few: int) -> None:
+    """Divide the turns of `loop` between the cores, where there are several and its `work` is more than `few`."""
+    if num_cores(target) > 1 and work > few:
+        sch.parallel(loop)
+
+
+def fold_epilogue(
+    sch: s_tir.Schedule, block: SBlockRV, target: Target, *, apart: bool = False, axes: int | None = None
+) -> SBlockRV:
     """Inlines the element-wise blocks after `block` into the last of them, which is returned.
 
     Where what follows is not one block with an axis for each axis of its output, or stretches the result of `block`
@@ -66,7 +86,8 @@ def fold_epilogue(sch: s_tir.Schedule, block: SBlockRV, *, apart: bool = False, 
     for other in nests:
         if is_injective(sch, other) and not sch.get(other).same_as(sch.get(out)):
             loops = sch.get_loops(other)
-            sch.parallel(sch.fuse(*loops[: max(1, len(loops) - 2)]))
+            work = steps(sch, other)
+            in_threads(sch, sch.fuse(*loops[: max(1, len(loops) - 2)]), target, work, FEW_COPIES)
     return out
 
 
@@ -107,6 +128,24 @@ def marked_blocks(sch: s_tir.Schedule, attribute: str) -> list[SBlockRV]:
     return [block for block in blocks if attribute in sch.get(block).annotations]
 
 
+def merge_axes(sch: s_tir.Schedule, block: SBlockRV, start: int, stop: int) -> s_tir.Schedule:
+    """A new schedule in which the axes `start` to `stop` - 1 of `block`, those of its result, are one axis."""
+    axes = sch.get(block).iter_vars
+    extents = [int(axis.dom.extent) for axis in axes]
+
+    def merged(*index: tirx.Var) -> list[tvm.ir.Expr]:
+        place: tvm.ir.Expr = index[start]
+        for axis in range(start + 1, stop):
+            place = place * extents[axis] + index[axis]
+        return [*index[:start], place, *index[stop:]]
+
+    merge = tirx.IndexMap.from_func(merged, ndim=len(axes), index_dtype=str(axes[start].var.ty.dtype))
+    sch.transform_block_layout(block, merge)
+    # p // width * width + p % width must become p, or the tile that is read cannot be told from its index; and what was
+    # inlined twice defines its variables twice
+    return s_tir.Schedule(distinct_variables(tirx.transform.StmtSimplify()(sch.mod)["main"]))
+
+
 def split_loops(sch: s_tir.Schedule, block: SBlockRV) -> tuple[list[LoopRV], list[LoopRV]]:
     """The loops of `block`'s own axes, the innermost ones: spatial, reduction."""
     kinds = list(zip(own_loops(sch, block), sch.get(block).iter_vars, strict=True))
@@ -135,10 +174,11 @@ def accumulate(sch: s_tir.Schedule, block: SBlockRV, channel_inside: bool = Fals
     sch.decompose_reduction(block, reduction[0])  # the copy that sets the start values keeps the kinds of the loops
 
 
-def schedule_pad(sch: s_tir.Schedule, pad: SBlockRV) -> None:
+def schedule_pad(sch: s_tir.Schedule, pad: SBlockRV, target: Target) -> None:
     """A padding block of (N, C, H, W[, c]): rows in parallel, the channel block in vectors."""
+    work = steps(sch, pad)
     batch, channel, row, column, *lane = sch.get_loops(pad)
-    sch.parallel(sch.fuse(batch, channel, row))
+    in_threads(sch, sch.fuse(batch, channel, row), target, work, FEW_COPIES)
     sch.annotate(column, "pragma_loop_partition_hint", True)  # between the edges it is a plain copy
     if lane:
         sch.vectorize(lane[0])

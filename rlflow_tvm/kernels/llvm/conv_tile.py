@@ -5,6 +5,10 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
+from tvm.target import Target
+
+from ..target import vector_lanes, vector_registers
+
 # Measured on x86 cores with AVX-512: products and loads that start in one cycle, cycles until a product is there.
 _PRODUCTS = 2.0
 _LOADS = 1.4
@@ -37,9 +41,11 @@ class ConvCost:
     FAR_BYTE = 0.1  # cycles for a byte from beyond it, or to there, in long runs
 
 
-def accumulator_registers(lanes: int) -> int:
-    """Vector registers left for accumulators: AVX-512 and NEON have 32 registers, AVX2 has 16."""
-    return 12 if lanes == 8 else 28
+def accumulator_registers(target: Target) -> int:
+    """Vector registers left for accumulators: four hold what is multiplied, and two more products where SSE makes them
+    in the place of a factor."""
+    registers, lanes = vector_registers(target), vector_lanes(target)
+    return registers - (6 if (registers, lanes) == (16, 4) else 4)
 
 
 def _cycles(pixels: int, registers: int) -> float:

@@ -9,7 +9,7 @@ from ..choice import Implementation, LegalizeFunc
 from ..target import num_cores, vector_lanes
 from .conv_cost import plain_pointwise_cycles, window_cycles
 from .conv_legalize import CONV_LEGALIZE, conv_shape, legalize_conv2d
-from .matmul_legalize import is_packable, make_packed_matmul
+from .matmul_legalize import has_rows_apart, is_packable, legalize_rows, make_packed_matmul
 from .pixel_conv import is_pixel_conv, make_pixel_conv, pixel_cycles
 from .winograd_legalize import make_winograd, takes_winograd
 from .winograd_plan import make_plan, plan_cycles
@@ -43,6 +43,10 @@ def _is_packed_product(call: relax.Call, weight: bool, _target: Target) -> bool:
     return weight and is_packable(call)
 
 
+def _is_product_of_rows(call: relax.Call, weight: bool, _target: Target) -> bool:
+    return not weight and has_rows_apart(call)
+
+
 def _is_winograd(call: relax.Call, weight: bool, _target: Target) -> bool:
     shape = conv_shape(call)
     return weight and shape is not None and takes_winograd(call, shape)
@@ -50,13 +54,13 @@ def _is_winograd(call: relax.Call, weight: bool, _target: Target) -> bool:
 
 def _winograd(size: int) -> Implementation:
     def legalize(target: Target) -> LegalizeFunc:
-        return make_winograd(size, vector_lanes(target), num_cores(target))
+        return make_winograd(size, target)
 
     def cycles(call: relax.Call, target: Target) -> float:
         shape = conv_shape(call)
         assert shape is not None  # `takes` has seen to that
         lanes, cores = vector_lanes(target), num_cores(target)
-        return _WINOGRAD_MARGIN * cores * plan_cycles(shape, make_plan(shape, size, lanes, cores), lanes, cores)
+        return _WINOGRAD_MARGIN * cores * plan_cycles(shape, make_plan(shape, size, target), lanes, cores)
 
     return Implementation(f"winograd{size}", _is_winograd, legalize, cycles)
 
@@ -69,9 +73,8 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
         _winograd(4),
     ),
     "relax.matmul": (
-        Implementation(
-            "packed", _is_packed_product, lambda target: make_packed_matmul(vector_lanes(target)), lambda *_: 0.0
-        ),
+        Implementation("rows", _is_product_of_rows, lambda _target: legalize_rows, lambda *_: 0.0),
+        Implementation("packed", _is_packed_product, make_packed_matmul, lambda *_: 0.0),
     ),
 }
 """Adding an implementation is one entry here; its `cost` is compared with those of its neighbours only."""

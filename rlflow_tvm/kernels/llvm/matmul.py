@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import tvm
@@ -12,14 +11,12 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
 from ..loops import block_kinds, extent, leaf_blocks
-from ..target import num_cores, vector_lanes
-from .conv_loops import fold_epilogue
+from ..target import vector_lanes, vector_registers
+from .conv_loops import FEW_PRODUCTS, fold_epilogue, in_threads, merge_axes, steps
 from .elementwise import schedule_map
 from .matmul_legalize import PANEL_ATTR
 from .matmul_packed import schedule_packed
 from .matmul_tile import choose_tile
-
-_PARALLEL_WORK = 65536  # multiply-adds below which starting threads costs more than they save
 
 
 @dataclass(frozen=True)
@@ -54,11 +51,16 @@ class Matmul(CPUScheduleRule):
             return None
         for block in blocks[:position]:
             schedule_map(sch, block, target)
-        out = fold_epilogue(sch, reducing[0])
+        out = fold_epilogue(sch, reducing[0], target)
+        more = _more_axes(sch, reducing[0], out, product)
+        if more:
+            sch = merge_axes(sch, out, 0, more + 1)
+        (block,) = (found for found in leaf_blocks(sch) if "R" in block_kinds(sch, found))
+        (out,) = sch.get_consumers(block)
         if product.panel is not None:
-            schedule_packed(sch, reducing[0], out, target)
+            schedule_packed(sch, block, out, target)
         else:
-            schedule_tile(sch, reducing[0], out, product, target)
+            schedule_tile(sch, block, out, product, target)
         return sch
 
 
@@ -98,14 +100,13 @@ def find_product(sch: s_tir.Schedule, block: SBlockRV) -> Product | None:
 
 def schedule_tile(sch: s_tir.Schedule, block: SBlockRV, out: SBlockRV, product: Product, target: Target) -> None:
     """Tile `out`, compute `block` under each tile and keep it in registers; tiles run in parallel."""
-    axes = sch.get(block).iter_vars
     loops = sch.get_loops(out)
     *others, column = loops
     row = loops[product.row] if product.row is not None else None
     height = extent(sch, row) if row is not None else 1
     width = extent(sch, column)
     lanes = min(vector_lanes(target), width)
-    rows, vectors = choose_tile(height, width, lanes)
+    rows, vectors = choose_tile(height, width, lanes, vector_registers(target))
     column, *tile = sch.split(column, [None, vectors, lanes])
     outer = [loop for i, loop in enumerate(others) if i != product.row] + [column]
     if row is not None:
@@ -113,9 +114,7 @@ def schedule_tile(sch: s_tir.Schedule, block: SBlockRV, out: SBlockRV, product: 
         outer, tile = [*outer, row], [inner_row, *tile]
     sch.reorder(*outer, *tile)
     task = sch.fuse(*outer)
-    work = math.prod(int(axis.dom.extent) for axis in axes)
-    if work > _PARALLEL_WORK and num_cores(target) > 1:
-        sch.parallel(task)
+    in_threads(sch, task, target, steps(sch, block), FEW_PRODUCTS)
     for loop in tile[:-1]:
         sch.unroll(loop)
     sch.vectorize(tile[-1])
@@ -135,6 +134,12 @@ def accumulate(sch: s_tir.Schedule, block: SBlockRV, product: Product, vectors: 
         sch.unroll(loop)
     sch.vectorize(vector)
     sch.decompose_reduction(block, reduced)
+
+
+def _more_axes(sch: s_tir.Schedule, block: SBlockRV, out: SBlockRV, product: Product) -> int:
+    """How many axes `out` has more for the rows than `block`, the axis of panels being none; 0 for a plain copy."""
+    axes, written = ([int(extent) for extent in sch.get(b).writes[0].source.shape] for b in (out, block))
+    return 0 if axes == written else len(axes) - len(written) + (product.panel is not None)
 
 
 def _reads(factor: tvm.ir.TensorLoad, axis: tirx.Var) -> bool:

@@ -1,4 +1,5 @@
-"""Matrix products whose right side is a weight: the weight is packed into panels, once, at compile time.
+"""Matrix products whose right side is one matrix: all rows are one axis; a weight is packed into panels, once, at
+compile time.
 
 A panel holds the columns of one register tile, the reduced axis outside: the kernel then reads the weight from front
 to back. Read where it lies, a weight of 3072 columns is a stride of 12 KiB, which misses the caches' sets and the
@@ -8,15 +9,18 @@ address buffers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tvm
 from tvm import relax, te, tirx
+from tvm.target import Target
 
+from ..target import vector_lanes, vector_registers
 from .matmul_tile import choose_tile
 
 PANEL_ATTR = "rlflow.panel"  # on the block of a product with a packed right side
 _MATMUL = "relax.matmul"
+_MANY_ROWS = 64  # as many as a tile has columns: they read the right side as often from afar as it reads them
 _OUT_ELEMENTWISE_FUSIBLE = 4  # TVM's OpPatternKind: element-wise operators behind the product go into its kernel
 
 
@@ -29,24 +33,32 @@ def is_packable(call: relax.Call) -> bool:
     return len(right) == 2 and len(left) >= 2 and dtypes == {"float32"}
 
 
-def panel_width(left: tuple[int, ...], columns: int, lanes: int) -> int:
-    """Columns in a panel, for a left side of this shape: those of the register tile of its rows."""
-    _, vectors = choose_tile(left[-2], columns, lanes)
-    return vectors * lanes
-
-
-def make_packed_matmul(lanes: int) -> Callable[[relax.BlockBuilder, relax.Call], relax.Expr]:
-    """The legalisation of a packable `relax.matmul` for vectors of `lanes` floats."""
+def make_packed_matmul(target: Target) -> Callable[[relax.BlockBuilder, relax.Call], relax.Expr]:
+    """The legalisation of a packable `relax.matmul`; a panel has the columns of the register tile of all rows."""
 
     def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         left, right = call.args
-        columns = _shape(right)[1]
-        width = panel_width(_shape(left), columns, lanes)
-        packed = bb.emit(bb.call_te(_pack, right, width, primfunc_name_hint="pack_matrix"))
+        columns, lanes = _shape(right)[1], vector_lanes(target)
+        _, vectors = choose_tile(math.prod(_shape(left)[:-1]), columns, lanes, vector_registers(target))
+        packed = bb.emit(bb.call_te(_pack, right, vectors * lanes, primfunc_name_hint="pack_matrix"))
         attrs = {"op_pattern": _OUT_ELEMENTWISE_FUSIBLE}
         return bb.call_te(_product, left, packed, columns, primfunc_name_hint="matmul", primfunc_attrs=attrs)
 
     return legalize
+
+
+def has_rows_apart(call: relax.Call) -> bool:
+    """Whether a matrix is multiplied by several of a few rows each, which are better taken for one."""
+    if not is_packable(call):
+        return False
+    *batches, rows, _ = _shape(call.args[0])
+    return math.prod(batches) > 1 and rows < _MANY_ROWS
+
+
+def legalize_rows(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """A `relax.matmul` of float32, its right side one matrix, with all rows of the left side as one axis."""
+    attrs = {"op_pattern": _OUT_ELEMENTWISE_FUSIBLE}
+    return bb.call_te(_plain_product, *call.args, primfunc_name_hint="matmul", primfunc_attrs=attrs)
 
 
 def _pack(matrix: te.Tensor, width: int) -> te.Tensor:
@@ -64,21 +76,51 @@ def _pack(matrix: te.Tensor, width: int) -> te.Tensor:
 
 
 def _product(left: te.Tensor, packed: te.Tensor, columns: int) -> te.Tensor:
+    """All rows of `left` are one axis: a tile is full though the last axis of rows be short, as it is where a sequence
+    comes before its batch of one."""
     panels, depth, width = (int(extent) for extent in packed.shape)
-    rows = list(left.shape[:-1])
+    rows = [int(extent) for extent in left.shape[:-1]]
     k = te.reduce_axis((0, depth), "k")
 
-    def tile(*index: tirx.Var) -> tvm.ir.Expr:
-        *row, panel, column = index
-        return te.sum(left[(*row, k)] * packed[panel, k, column], axis=k)
+    def tile(row: tirx.Var, panel: tirx.Var, column: tirx.Var) -> tvm.ir.Expr:
+        return te.sum(left[(*_places(row, rows), k)] * packed[panel, k, column], axis=k)
 
-    tiles = te.compute((*rows, panels, width), tile, name="matmul", attrs={PANEL_ATTR: 1})
+    tiles = te.compute((math.prod(rows), panels, width), tile, name="matmul", attrs={PANEL_ATTR: 1})
 
     def element(*index: tirx.Var) -> tvm.ir.Expr:
-        *row, column = index
-        return tiles[(*row, column // width, column % width)]
+        *places, column = index
+        return tiles[_row(places, rows), column // width, column % width]
 
     return te.compute((*rows, columns), element, name="unpack")
+
+
+def _plain_product(left: te.Tensor, right: te.Tensor) -> te.Tensor:
+    depth, columns = (int(extent) for extent in right.shape)
+    rows = [int(extent) for extent in left.shape[:-1]]
+    k = te.reduce_axis((0, depth), "k")
+
+    def product(row: tirx.Var, column: tirx.Var) -> tvm.ir.Expr:
+        return te.sum(left[(*_places(row, rows), k)] * right[k, column], axis=k)
+
+    result = te.compute((math.prod(rows), columns), product, name="matmul")
+    return te.compute((*rows, columns), lambda *i: result[_row(i[:-1], rows), i[-1]], name="unpack")
+
+
+def _row(places: Sequence[tvm.ir.Expr], extents: Sequence[int]) -> tvm.ir.Expr:
+    """The number of the row at `places` of the axes of `extents`."""
+    row: tvm.ir.Expr = tirx.const(0, "int64")
+    for place, extent in zip(places, extents, strict=True):
+        row = row * extent + place
+    return row
+
+
+def _places(row: tvm.ir.Expr, extents: Sequence[int]) -> list[tvm.ir.Expr]:
+    """The inverse of `_row`."""
+    places: list[tvm.ir.Expr] = []
+    for extent in reversed(extents[1:]):
+        places.insert(0, row % extent)
+        row = row // extent
+    return [row, *places]
 
 
 def _shape(expr: relax.Expr) -> tuple[int, ...]:

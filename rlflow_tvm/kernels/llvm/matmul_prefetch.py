@@ -66,14 +66,10 @@ def _prefetches(loop: tirx.For, prefetch: Prefetch) -> list[Stmt]:
         [(tirx.For, lambda child: inner.append(child.loop_var)), (s_tir.SBlockRealize, found.append)],
     )
     realize = found[0]
-    *rows, panel, _, depth = (_zeroed(value, inner) for value in realize.iter_values)
-    *extents, _, _, _ = (int(axis.dom.extent) for axis in realize.block.iter_vars)
+    row, panel, _, depth = (_zeroed(value, inner) for value in realize.iter_values)
     weights = realize.block.body.value.b.b.source
     # how many tiles of this block of rows came before on this panel
-    tile: tvm.ir.Expr = tirx.const(0, "int64")
-    for extent, row in zip(extents[:-1], rows[:-1], strict=True):
-        tile = tile * extent + row
-    tile = tile * -(-prefetch.block_rows // prefetch.tile_rows) + rows[-1] % prefetch.block_rows // prefetch.tile_rows
+    tile = row % prefetch.block_rows // prefetch.tile_rows
     line = (tile * prefetch.chunks + loop.loop_var) * prefetch.lines
     start, following = _zeroed(depth, [loop.loop_var]), panel + 1
     if prefetch.panels:

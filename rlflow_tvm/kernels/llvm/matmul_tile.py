@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .conv_tile import accumulator_registers
-
 _MAX_ROWS = 10  # rows a power of two apart share a set of the first cache, which has 8 to 12 ways
 _MAX_VECTORS = 4  # a wider row of an unpacked matrix is many unaligned loads
 _LATENCY = 4.0  # cycles until a sum may be added to again
@@ -17,18 +15,20 @@ _DEPTH_BLOCK = 1024  # steps of the reduction in a block
 _LEFT_FLOATS = 1 << 18  # of a block of the left side: half of a second-level cache of 2 MiB
 
 
-def choose_tile(height: int, width: int, lanes: int) -> tuple[int, int]:
+def choose_tile(height: int, width: int, lanes: int, registers: int) -> tuple[int, int]:
     """Rows and column vectors of a register tile: the pair with the fewest cycles for a `height` x `width` result.
+
+    Beside the sums, vectors of `lanes` floats, the `registers` hold a row of the right side and one vector more: with
+    none to spare, tiles of 7 x 4 in 32 registers, the last rows make LLVM spill in the loop of all the others.
 
     Per step of the reduction a tile of r rows and v vectors takes r*v multiply-adds, v loads and r broadcasts, two of
     either kind a cycle, and no less than the latency of an addition. The last rows are a tile of their own.
     Packed or not, the vectors of the right side come from the second-level cache.
     """
-    budget = accumulator_registers(lanes)
     columns = -(-width // lanes)
     best, best_cost = (1, 1), float("inf")
     for vectors in range(1, min(columns, _MAX_VECTORS) + 1):
-        for rows in range(1, min(height, _MAX_ROWS, budget // vectors) + 1):
+        for rows in range(1, min(height, _MAX_ROWS, max(1, (registers - 1) // vectors - 1)) + 1):
             whole, rest = divmod(height, rows)
             cycles = whole * _cycles(rows, vectors) + (_cycles(rest, vectors) if rest else 0.0)
             cost = -(-columns // vectors) * cycles
@@ -54,8 +54,8 @@ class Blocks:
     panels: int
 
 
-def choose_blocks(height: int, depth: int, panels: int, tile_rows: int, cores: int, batches: int = 1) -> Blocks:
-    """The blocks of a product with a left side of `batches` times `height` x `depth` and `panels` packed panels.
+def choose_blocks(height: int, depth: int, panels: int, tile_rows: int, cores: int) -> Blocks:
+    """The blocks of a product with a left side of `height` x `depth` and `panels` packed panels.
 
     The depth is divided only where all cores then get the same number of panels, or nearly.
     """
@@ -68,7 +68,7 @@ def choose_blocks(height: int, depth: int, panels: int, tile_rows: int, cores: i
         rows = min(height, math.ceil(math.ceil(height / count) / tile_rows) * tile_rows)
     if block == depth:
         return Blocks(rows, depth, panels)
-    tasks = batches * -(-height // rows)
+    tasks = -(-height // rows)
     ideal = tasks * panels / cores
     for groups in range(1, panels + 1):
         size = panels // groups

@@ -14,7 +14,7 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.target import Target
 
-from ..target import num_cores, vector_lanes
+from ..target import num_cores
 from .conv_compute import PAD_ATTR, ConvShape
 from .conv_legalize import conv_shape
 from .pixel_tile import PixelProduct, PixelTile
@@ -42,7 +42,7 @@ def pixel_tile(shape: ConvShape, target: Target) -> PixelTile:
     height, width = shape.out_size
     strided = shape.strides != (1, 1)
     product = PixelProduct(shape.batch, shape.out_channels, shape.in_channels, height * width, strided)
-    return product.tile(vector_lanes(target), num_cores(target))
+    return product.tile(target)
 
 
 def pixel_cycles(shape: ConvShape, target: Target) -> float:

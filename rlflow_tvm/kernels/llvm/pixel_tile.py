@@ -14,6 +14,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+from tvm.target import Target
+
+from ..target import num_cores, vector_lanes
 from .conv_tile import ConvCost, accumulator_registers
 
 _LATENCY = 4.0  # cycles until a sum may be added to again
@@ -65,9 +68,9 @@ class PixelProduct:
     pixels: int
     strided: bool = False
 
-    def tile(self, lanes: int, cores: int) -> PixelTile:
-        """The tile with the fewest cycles on `cores` cores with vectors of `lanes` floats."""
-        budget = accumulator_registers(lanes)
+    def tile(self, target: Target) -> PixelTile:
+        """The tile with the fewest cycles on all cores of `target`."""
+        budget, lanes, cores = accumulator_registers(target), vector_lanes(target), num_cores(target)
         outside = self._channels_outside(lanes, cores)
         tiles = []
         for rows, vectors in itertools.product(

@@ -9,9 +9,8 @@ from tvm.target import Target
 
 from ..loops import own_loops, vectorise
 from ..target import vector_lanes
-from .conv import merge_pixels
 from .conv_compute import PAD_ATTR
-from .conv_loops import fold_epilogue, marked_blocks
+from .conv_loops import FEW_PRODUCTS, fold_epilogue, in_threads, marked_blocks, merge_axes, steps
 from .elementwise import schedule_map
 from .pixel_conv import PIXELS_ATTR
 
@@ -28,7 +27,7 @@ class PixelConv(CPUScheduleRule):
         if len(products) != 1:
             return None
         before = _maps_before(sch, products[0])
-        sch = merge_pixels(sch, fold_epilogue(sch, products[0], axes=_AXES))
+        sch = merge_axes(sch, fold_epilogue(sch, products[0], target, axes=_AXES), 2, 4)  # height and width
         (conv,) = marked_blocks(sch, PIXELS_ATTR)
         (out,) = sch.get_consumers(conv)
         schedule_tile(sch, conv, out, target)
@@ -62,7 +61,7 @@ def schedule_tile(sch: s_tir.Schedule, conv: SBlockRV, out: SBlockRV, target: Ta
         order = (channel, pixel) if outside else (pixel, channel)
         sch.reorder(batch, *order, row, vector, lane)
         task = tile = sch.fuse(batch, *order)
-    sch.parallel(task)
+    in_threads(sch, task, target, steps(sch, conv), FEW_PRODUCTS)
     sch.unroll(row)
     sch.unroll(vector)
     sch.vectorize(lane)

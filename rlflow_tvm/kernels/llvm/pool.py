@@ -7,7 +7,7 @@ from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
-from .conv_loops import fold_epilogue, marked_blocks, narrowed, split_loops
+from .conv_loops import FEW_TAPS, fold_epilogue, in_threads, marked_blocks, narrowed, split_loops, steps
 from .pool_legalize import POOL_ATTR, ROWS_ATTR
 from .pool_window import schedule_window
 
@@ -25,21 +25,22 @@ class Pool2d(CPUScheduleRule):
             return None
         rows = marked_blocks(sch, ROWS_ATTR)
         if rows:
-            schedule_rows(sch, rows[0], pools[0])
+            schedule_rows(sch, rows[0], pools[0], target)
         else:
-            schedule_window(sch, pools[0])
+            schedule_window(sch, pools[0], target)
         return sch
 
 
-def schedule_rows(sch: s_tir.Schedule, rows: SBlockRV, pool: SBlockRV) -> None:
+def schedule_rows(sch: s_tir.Schedule, rows: SBlockRV, pool: SBlockRV, target: Target) -> None:
     """One output row after the other: `rows` reduces the columns of its windows into a buffer, `pool` the buffer.
 
     LLVM makes the vectors: it turns strided reads of the buffer into shuffles, which TVM's vector loads are not.
     """
-    out = fold_epilogue(sch, pool)
+    work = steps(sch, rows) + steps(sch, pool)
+    out = fold_epilogue(sch, pool, target)
     *outer, column = sch.get_loops(out)
     row = sch.fuse(*outer)
-    sch.parallel(row)
+    in_threads(sch, row, target, work, FEW_TAPS)
     sch.annotate(column, "pragma_loop_partition_hint", True)  # the edge is tested in copies of the loop's first turns
     sch.compute_at(pool, column, preserve_unit_loops=True)
     sch.compute_at(rows, row, preserve_unit_loops=True)

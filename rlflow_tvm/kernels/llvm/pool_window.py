@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
+from tvm.target import Target
 
 from ..loops import extent
-from .conv_loops import accumulate, fold_epilogue, split_loops
+from .conv_loops import FEW_TAPS, accumulate, fold_epilogue, in_threads, split_loops, steps
 
 _CHAINS = 8  # independent sums that hide the latency of an addition
 _ROW = 64  # longest row, in floats, that is computed as one vector
 _PIXELS = 8  # pixels of a blocked tile
 
 
-def schedule_window(sch: s_tir.Schedule, block: SBlockRV) -> None:
+def schedule_window(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> None:
     """Schedules the reduction `block` over windows of (N, C, H, W[, c]) and all that follows it."""
-    out = fold_epilogue(sch, block)
+    work = steps(sch, block)
+    out = fold_epilogue(sch, block, target)
     batch, channel, row, column, *lane = sch.get_loops(out)
     width = extent(sch, column)
     if lane:
         column, inner = sch.split(column, [None, largest_divisor(width, _PIXELS) if width % _PIXELS else _PIXELS])
-        sch.parallel(sch.fuse(batch, channel, row))
+        in_threads(sch, sch.fuse(batch, channel, row), target, work, FEW_TAPS)
         sch.annotate(column, "pragma_loop_partition_hint", True)  # only tiles at the edge test for it
         sch.compute_at(block, column, preserve_unit_loops=True)
         accumulate(sch, block)
@@ -30,7 +32,7 @@ def schedule_window(sch: s_tir.Schedule, block: SBlockRV) -> None:
     if width * extent(sch, row) == 1:  # a global pool: sums of single floats
         channel, inner = sch.split(channel, [None, largest_divisor(extent(sch, channel), _CHAINS)])
         sch.reorder(batch, channel, row, column, inner)
-        sch.parallel(sch.fuse(batch, channel))
+        in_threads(sch, sch.fuse(batch, channel), target, work, FEW_TAPS)
         sch.compute_at(block, column, preserve_unit_loops=True)
         spatial, reduction = split_loops(sch, block)
         sch.reorder(*reduction, *spatial)
@@ -43,7 +45,7 @@ def schedule_window(sch: s_tir.Schedule, block: SBlockRV) -> None:
     column, inner = sch.split(column, [None, size if size >= _CHAINS or size == width else 2 * _CHAINS])
     if width % extent(sch, inner):
         sch.annotate(column, "pragma_loop_partition_hint", True)
-    sch.parallel(sch.fuse(batch, channel, row))
+    in_threads(sch, sch.fuse(batch, channel, row), target, work, FEW_TAPS)
     sch.compute_at(block, column, preserve_unit_loops=True)
     accumulate(sch, block)
     sch.vectorize(inner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import tvm
@@ -13,8 +14,8 @@ from tvm.target import Target
 from tvm.tirx.stmt import Stmt
 
 from ..loops import leaf_blocks
-from ..target import vector_lanes
-from .conv_loops import marked_blocks, narrowed
+from ..target import num_cores, vector_lanes
+from .conv_loops import FEW_PRODUCTS, marked_blocks, narrowed
 from .elementwise import schedule_map
 from .emit import Emitter, Index
 from .tails import distinct_variables
@@ -41,7 +42,7 @@ class Winograd(CPUScheduleRule):
         for block in (*before, *behind):
             schedule_map(sch, block, target)
         own = [sch.get(block) for block in (transformed, product, output)]
-        written = _written(sch, own, [sch.get(block) for block in before], len(behind), vector_lanes(target))
+        written = _written(sch, own, [sch.get(block) for block in before], len(behind), target)
         # whole tiles and cut ones hold what follows the convolution twice
         return s_tir.Schedule(distinct_variables(written))
 
@@ -93,7 +94,7 @@ def _is_epilogue(last: s_tir.SBlock, output: s_tir.SBlock) -> bool:
 
 
 def _written(
-    sch: s_tir.Schedule, own: list[s_tir.SBlock], before: list[s_tir.SBlock], behind: int, lanes: int
+    sch: s_tir.Schedule, own: list[s_tir.SBlock], before: list[s_tir.SBlock], behind: int, target: Target
 ) -> tirx.PrimFunc:
     """The function with the nests of the convolution and its epilogue replaced by the written one.
 
@@ -108,7 +109,9 @@ def _written(
     plan = Plan(*(int(number) for number in output.annotations[WINOGRAD_ATTR]))
     taps = next(r.source for r in product.reads if not r.source.same_as(transformed.writes[0].source))
     shape = tuple(int(extent) for extent in convolved.shape)
-    nest = Nest(plan, transformed.reads[0].source, taps, shape, lanes)
+    work = math.prod(int(axis.dom.extent) for axis in product.iter_vars)
+    threads = num_cores(target) > 1 and work > FEW_PRODUCTS
+    nest = Nest(plan, transformed.reads[0].source, taps, shape, vector_lanes(target), threads)
     emit = Emitter()
     for stmt in nests[: len(before)]:
         emit.add(stmt)

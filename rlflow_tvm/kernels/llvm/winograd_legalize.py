@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import tvm
 from tvm import relax, s_tir, te, tirx
+from tvm.target import Target
 
 from .conv_compute import ConvShape
 from .conv_legalize import conv_shape
@@ -24,13 +25,13 @@ _OUT_ELEMENTWISE_FUSIBLE = 4  # TVM's OpPatternKind: element-wise operators behi
 _OPAQUE = 8
 
 
-def make_winograd(size: int, lanes: int, cores: int) -> Callable[[relax.BlockBuilder, relax.Call], relax.Expr]:
+def make_winograd(size: int, target: Target) -> Callable[[relax.BlockBuilder, relax.Call], relax.Expr]:
     """The legalisation of a convolution with a 3x3 window, stride 1, as F(size x size, 3 x 3)."""
 
     def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         shape = conv_shape(call)
         assert shape is not None  # the implementation takes no other
-        plan = make_plan(shape, size, lanes, cores)
+        plan = make_plan(shape, size, target)
         data, kernel = call.args
         transform, extents = taps_kernel(shape, plan)
         callee = bb.add_func(transform, "transform_taps")

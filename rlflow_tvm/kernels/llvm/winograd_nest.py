@@ -23,17 +23,22 @@ Finish = Callable[[Sequence[Index], tvm.ir.Expr], tirx.Stmt]
 
 @dataclass(frozen=True)
 class Nest:
-    """One convolution: its plan, its operands, the shape and layout (block; 0: plain) of its output."""
+    """One convolution: its plan, its operands, the shape and layout (block; 0: plain) of its output.
+
+    `threads`: whether its tasks are divided between the cores.
+    """
 
     plan: Plan
     data: tirx.Buffer
     taps: tirx.Buffer
     out_shape: tuple[int, ...]
     lanes: int
+    threads: bool
 
     def emit(self, emit: Emitter, finish: Finish) -> None:
         """The whole nest."""
         plan, points = self.plan, self.plan.points
+        kind = tirx.ForKind.PARALLEL if self.threads else tirx.ForKind.SERIAL
         chunks = self.images * plan.tile_rows // plan.chunk
         panels = int(self.taps.shape[0])
         tiles = plan.chunk * plan.tile_columns
@@ -41,14 +46,14 @@ class Nest:
         inputs = emit.allocate("inputs", shape)
         if plan.ahead:
             tasks = self.images * plan.tile_rows * self.in_blocks
-            with emit.loop(tasks, "task", tirx.ForKind.PARALLEL) as task:
+            with emit.loop(tasks, "task", kind) as task:
                 row = emit.bind(task // self.in_blocks, "row")
                 self._transform_row(emit, inputs, row // plan.chunk, row, task % self.in_blocks)
-            with emit.loop(chunks * panels, "task", tirx.ForKind.PARALLEL) as task:
+            with emit.loop(chunks * panels, "task", kind) as task:
                 chunk, panel = emit.bind(task // panels, "chunk"), emit.bind(task % panels, "panel")
                 self._compute(emit, inputs, chunk, chunk, panel, finish)
             return
-        with emit.loop(chunks, "chunk", tirx.ForKind.PARALLEL) as chunk:
+        with emit.loop(chunks, "chunk", kind) as chunk:
             with emit.loop(plan.chunk, "r") as r, emit.loop(self.in_blocks, "block") as block:
                 self._transform_row(emit, inputs, 0, chunk * plan.chunk + r, block)
             with emit.loop(panels, "panel") as panel:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 
+from tvm.target import Target
+
+from ..target import num_cores, vector_lanes
 from .conv_compute import ConvShape
 from .conv_tile import accumulator_registers
 from .winograd_transform import TAPS
@@ -57,17 +60,19 @@ class Plan:
         return astuple(self)
 
 
-def make_plan(shape: ConvShape, size: int, lanes: int, cores: int) -> Plan:
-    """The division with the fewest cycles, for vectors of `lanes` floats."""
-    return min(_plans(shape, size, lanes), key=lambda plan: plan_cycles(shape, plan, lanes, cores))
+def make_plan(shape: ConvShape, size: int, target: Target) -> Plan:
+    """The division with the fewest cycles."""
+    lanes, cores = vector_lanes(target), num_cores(target)
+    plans = _plans(shape, size, lanes, accumulator_registers(target))
+    return min(plans, key=lambda plan: plan_cycles(shape, plan, lanes, cores))
 
 
-def _plans(shape: ConvShape, size: int, lanes: int) -> Iterator[Plan]:
+def _plans(shape: ConvShape, size: int, lanes: int, budget: int) -> Iterator[Plan]:
     height, width = shape.out_size
     tile_rows, tile_columns = -(-height // size), -(-width // size)
     rows = shape.batch * tile_rows
     for vectors in range(1, min(_MAX_VECTORS, -(-shape.out_channels // lanes)) + 1):
-        most = accumulator_registers(lanes) // vectors
+        most = budget // vectors
         for chunk in (count for count in range(1, rows + 1) if rows % count == 0):
             tiles = chunk * tile_columns
             even = -(-tiles // -(-tiles // most))
