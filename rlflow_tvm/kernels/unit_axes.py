@@ -26,7 +26,7 @@ def without_unit_axes(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """`func` (fused, not scheduled) with the leading axes of extent one dropped from each buffer.
 
     As many as all results have before their last two axes (so that a product of one row stays one), no buffer's last
-    axis, and none of a weight in panels. As it is, where that is none, or where it is not made of blocks in loops, or
+    axis, and none of a product by panels. As it is, where that is none, or where it is not made of blocks in loops, or
     its schedule knows axes by their place: a convolution's or a pool's (blocks of both carry attributes of this
     package).
     """
@@ -73,7 +73,8 @@ def _dropped(buffer: tirx.Buffer, most: int) -> tuple[tirx.Buffer, int]:
 
 
 def _uses(func: tirx.PrimFunc) -> tuple[set[tirx.Buffer], set[str], set[tirx.Buffer]]:
-    """The buffers that are written, the names of the blocks' attributes, and the weights in panels."""
+    """The buffers that are written, the names of the blocks' attributes, and the weights in panels and their products,
+    which have all rows as one axis."""
     written: set[tirx.Buffer] = set()
     marks: set[str] = set()
     panels: set[tirx.Buffer] = set()
@@ -81,7 +82,7 @@ def _uses(func: tirx.PrimFunc) -> tuple[set[tirx.Buffer], set[str], set[tirx.Buf
     def note(block: s_tir.SBlock) -> None:
         marks.update(map(str, block.annotations))
         if PANEL_ATTR in block.annotations:
-            panels.add(block.reads[-1].source)
+            panels.update((block.reads[-1].source, block.writes[0].source))
 
     tvm_ffi.structural_walk(
         func.body, [(s_tir.SBlock, note), (tirx.BufferStore, lambda store: written.add(store.buffer))]

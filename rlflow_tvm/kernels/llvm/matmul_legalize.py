@@ -110,17 +110,20 @@ def _row(places: Sequence[tvm.ir.Expr], extents: Sequence[int]) -> tvm.ir.Expr:
     """The number of the row at `places` of the axes of `extents`."""
     row: tvm.ir.Expr = tirx.const(0, "int64")
     for place, extent in zip(places, extents, strict=True):
-        row = row * extent + place
+        if extent > 1:
+            row = row * extent + place
     return row
 
 
 def _places(row: tvm.ir.Expr, extents: Sequence[int]) -> list[tvm.ir.Expr]:
-    """The inverse of `_row`."""
+    """The inverse of `_row`; an axis of extent one leaves no trace, so that kernels with and without it are equal."""
     places: list[tvm.ir.Expr] = []
-    for extent in reversed(extents[1:]):
-        places.insert(0, row % extent)
-        row = row // extent
-    return [row, *places]
+    left = math.prod(extents)
+    for extent in reversed(extents):
+        left //= extent
+        places.insert(0, tirx.const(0, "int64") if extent == 1 else row % extent if left > 1 else row)
+        row = row // extent if extent > 1 else row
+    return places
 
 
 def _shape(expr: relax.Expr) -> tuple[int, ...]:
