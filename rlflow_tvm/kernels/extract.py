@@ -65,12 +65,18 @@ class KernelNames:
     def __init__(self, taken: Iterable[str] = ("main",)) -> None:
         nothing = tirx.PrimFunc([], tirx.Evaluate(tirx.IntImm("int32", 0)))
         self._builder = relax.BlockBuilder(tvm.IRModule(dict.fromkeys(taken, nothing)))
-        self._callees: dict[str, tvm.ir.GlobalVar] = {}
+        self._callees: dict[tuple, tvm.ir.GlobalVar] = {}
 
     def of(self, call: FusedCall) -> tvm.ir.GlobalVar:
-        if call.key not in self._callees:
-            self._callees[call.key] = self._builder.add_func(call.func, call.name)
-        return self._callees[call.key]
+        key = (call.key, *_ranks(call.func))
+        if key not in self._callees:
+            self._callees[key] = self._builder.add_func(call.func, call.name)
+        return self._callees[key]
+
+
+def _ranks(func: tirx.PrimFunc) -> list[int]:
+    """Functions of one key differ in their `unit_axes`, which callers see."""
+    return [len(param.ty.shape) if isinstance(param.ty, tirx.BufferType) else 0 for param in func.params]
 
 
 class Lowering:

@@ -92,6 +92,23 @@ def test_it_computes_the_same(build: Build, shapes: list[tuple[int, ...]], weigh
     assert np.array_equal(found[0], expected)
 
 
+def test_both_in_one_model() -> None:
+    """One key, but a function for each: a caller sees the axes."""
+
+    def build(x: relax.Expr, y: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+        return relax.Tuple([dense(x, w, b), dense(y, w, b)])
+
+    shapes = [(1, 40, 24), (40, 24), (24, 72), (72,)]
+    mod = graph(build, shapes, 2)
+    assert [kernel.count for kernel in extract_kernels(mod, TARGET)] == [2]
+    x, y, w, b = random_arrays(shapes)
+    found = run(mod, [x, y, w, b], 2).values
+    expected = [run(graph(dense, shapes[1:], 2), [each, w, b], 2).values[0] for each in (x[0], y)]
+    assert [array.shape for array in found] == [(1, 40, 72), (40, 72)]
+    assert np.array_equal(found[0][0], expected[0])
+    assert np.array_equal(found[1], expected[1])
+
+
 def test_another_batch_is_another_kernel() -> None:
     shapes = [(40, 24), (24, 72), (72,)]
     (one,), (two,) = kernels(dense, shapes, 2), kernels(dense, [(2, *shapes[0]), *shapes[1:]], 2)
