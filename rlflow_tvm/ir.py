@@ -14,6 +14,7 @@ from tvm import relax
 
 from rlflow_tvm.errors import UsageError
 
+CALL_IN_PLACE = "relax.call_tir_inplace"
 _SHORT = 1  # constants of one element stay in the body: rules read them, and they cost nothing to hash
 
 
@@ -65,6 +66,17 @@ def check_static(func: relax.Function) -> None:
             raise UsageError(
                 f"{var.name} is of type {var.ty}, and only static shapes can be rewritten: import the model with "
                 "from_onnx(..., shapes={...}), or run relax.transform.BindSymbolicVars first"
+            )
+
+
+def check_pure(func: relax.Function) -> None:
+    """UsageError where a call of `func` writes to one of its operands."""
+    for binding in single_block(func):
+        value = binding.value
+        if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name == CALL_IN_PLACE:
+            raise UsageError(
+                f"{binding.var.name} is written in place ({CALL_IN_PLACE}), and a rewrite could move what reads the "
+                "tensor behind that: call the function with call_tir while searching"
             )
 
 

@@ -12,6 +12,7 @@ from rlflow_tvm.cost.features import kernel_features
 from rlflow_tvm.cost.schedule_features import schedule_features
 from rlflow_tvm.errors import KernelError, RlflowError
 from rlflow_tvm.kernels import schedule_kernel
+from rlflow_tvm.kernels.unit_axes import without_unit_axes
 
 
 class DescribedKernel(Protocol):
@@ -38,7 +39,7 @@ class Descriptions:
     def of(self, kernel: DescribedKernel) -> Mapping[str, float]:
         """The features of `kernel`; KernelError where it cannot be scheduled."""
         if kernel.key not in self._found:
-            features = kernel_features(kernel.func)
+            features = kernel_features(without_unit_axes(kernel.func))
             if self._scheduled:
                 features |= schedule_features(self._schedule(kernel.func), self._target)
             self._found[kernel.key] = features

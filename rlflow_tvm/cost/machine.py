@@ -69,7 +69,10 @@ def check_cuda_compiler() -> None:
 
     TVM says so when it compiles; every kernel would be taken for one that cannot be built.
     """
-    if os.environ.get("TVM_CUDA_COMPILE_MODE", "nvrtc").lower() == "nvcc":
+    mode = os.environ.get("TVM_CUDA_COMPILE_MODE", "nvrtc").lower()
+    if mode not in ("nvcc", "nvrtc"):
+        raise CostError(f"TVM_CUDA_COMPILE_MODE is {mode!r}: set it to nvrtc or nvcc")
+    if mode == "nvcc":
         if shutil.which("nvcc") is None:
             raise CostError("there is no nvcc to compile CUDA kernels with: add its folder to PATH")
         return

@@ -7,7 +7,7 @@ LAUNCH_KEY = "launch-overhead"
 """In place of a kernel: what launching one takes. No structural hash looks like this."""
 REFERENCE_KEY = "reference"
 """Likewise: what the reference kernel takes at the machine's usual speed, to which the kernels' times are reckoned."""
-ONCE_VERSION = "1"
+ONCE_VERSION = "2"
 """Of both."""
 _CREATE_MEASUREMENT = """
 CREATE TABLE measurement (

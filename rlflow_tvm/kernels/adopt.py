@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tvm
-import tvm_ffi
 from tvm import relax, s_tir, tirx
 
+from .loops import is_plain_buffer
 from .partition import OPAQUE
 from .schedule import SCHEDULED_ATTR
 
@@ -26,17 +26,6 @@ def adopted(func: tirx.PrimFunc) -> tirx.PrimFunc:
         func = func.with_body(s_tir.SBlockRealize([], tirx.const(True, "bool"), root)).with_attr(SCHEDULED_ATTR, True)
     if SCHEDULED_ATTR in func.attrs:  # nothing fuses with it
         return func
-    if not all(_is_plain(param.ty) for param in func.params):
+    if not all(is_plain_buffer(param.ty) for param in func.params if isinstance(param.ty, tirx.BufferType)):
         return func.with_attr(_PATTERN, OPAQUE)
     return relax.transform.AnnotateTIROpPattern()(tvm.IRModule({"func": func}))["func"]
-
-
-def _is_plain(ty: tvm.ir.Type) -> bool:
-    """Whether a parameter's type is what Relax makes of a tensor's: `FuseTIR` joins no other buffers.
-
-    TVMScript's have extents of 32 bits where the writer did not ask for 64, or a layout.
-    """
-    if not isinstance(ty, tirx.BufferType):
-        return True
-    shape = [tirx.IntImm("int64", int(e)) if isinstance(e, tirx.IntImm) else e for e in ty.shape]
-    return tvm_ffi.structural_equal(ty, tirx.decl_buffer(shape, ty.dtype, layout=None).ty)

@@ -14,14 +14,14 @@ from tvm import relax, s_tir, tirx
 from tvm.target import Target
 
 from rlflow_tvm.dataflow import all_bindings, variables_of
-from rlflow_tvm.ir import num_inputs
+from rlflow_tvm.ir import CALL_IN_PLACE, num_inputs
 
 from .llvm.codegen import TIR_PIPELINE
 from .schedule import SCHEDULED_ATTR
 from .target import usable_processors
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
-_CALL_IN_PLACE = tvm.ir.Op.get("relax.call_tir_inplace")
+_CALL_IN_PLACE = tvm.ir.Op.get(CALL_IN_PLACE)
 _EXTERNAL_MODS = "external_mods"  # attribute in which `tvm.compile` looks for compiled code to link
 _NO_TESTS = "tirx.disable_assert"
 _NOTHING = "rlflow_nothing"

@@ -7,9 +7,7 @@ from tvm import relax
 
 from rlflow_tvm.dataflow import Dataflow, Node, canonical
 from rlflow_tvm.errors import KernelError
-from rlflow_tvm.ir import is_static
-
-from .fuse import CALL_IN_PLACE
+from rlflow_tvm.ir import CALL_IN_PLACE, is_static
 
 _NO_OPERATORS = frozenset({"getitem", "other"})
 _RUN_BY_THE_MACHINE = frozenset({"relax.reshape", "relax.shape_of", "relax.tensor_to_shape", "relax.null_value"})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tvm
 from tvm import relax, tirx
+from tvm.target import Target
 
-from rlflow_tvm.errors import UsageError
+from rlflow_tvm.errors import KernelError, UsageError
 
 from .adopt import adopted
 from .schedule import SCHEDULED_ATTR, symbolic_extents
@@ -32,20 +33,24 @@ def entry_modules(mod: tvm.IRModule) -> dict[str, tvm.IRModule]:
     return found
 
 
-def bystanders(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, tirx.PrimFunc | relax.ExternFunc]:
-    """The functions of `mod` that are no graphs and that no graph launches, but that can be called by their names.
+def bystanders(mod: tvm.IRModule, target: Target) -> dict[tvm.ir.GlobalVar, tirx.PrimFunc | relax.ExternFunc]:
+    """The functions of `mod` that are no graphs, but can be called by their names.
 
-    No schedule rule takes a PrimFunc of symbolic extents: it stays as it was written.
+    No schedule rule takes a PrimFunc of symbolic extents: it stays as it was written. KernelError where that is nothing
+    a GPU can run.
     """
-    called: set[str] = set()
-    for func in mod.functions.values():
-        if isinstance(func, relax.Function):
-            called.update(var.name_hint for var in relax.analysis.all_global_vars(func))
     found = {}
     for var, func in mod.functions_items():
         if isinstance(func, relax.ExternFunc):
             found[var] = func
-        elif isinstance(func, tirx.PrimFunc) and _SYMBOL in func.attrs and var.name_hint not in called:
+        elif isinstance(func, tirx.PrimFunc) and _SYMBOL in func.attrs:
             kept = adopted(func)
-            found[var] = kept.with_attr(SCHEDULED_ATTR, True) if symbolic_extents(func) else kept
+            if symbolic_extents(func):
+                kept = kept.with_attr(SCHEDULED_ATTR, True)
+            if target.kind.name != "llvm" and SCHEDULED_ATTR in kept.attrs and SCHEDULED_ATTR not in func.attrs:
+                raise KernelError(
+                    f"the PrimFunc {var.name_hint} has symbolic extents or loops without blocks, and no threads of a "
+                    "GPU: schedule it and mark it as tirx.is_scheduled, or make it private"
+                )
+            found[var] = kept
     return found

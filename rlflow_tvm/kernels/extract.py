@@ -68,15 +68,11 @@ class KernelNames:
         self._callees: dict[tuple, tvm.ir.GlobalVar] = {}
 
     def of(self, call: FusedCall) -> tvm.ir.GlobalVar:
-        key = (call.key, *_ranks(call.func))
+        # functions of one key differ in their `unit_axes`, which callers see
+        key = (call.key, *(len(param.ty.shape) for param in call.func.params if isinstance(param.ty, tirx.BufferType)))
         if key not in self._callees:
             self._callees[key] = self._builder.add_func(call.func, call.name)
         return self._callees[key]
-
-
-def _ranks(func: tirx.PrimFunc) -> list[int]:
-    """Functions of one key differ in their `unit_axes`, which callers see."""
-    return [len(param.ty.shape) if isinstance(param.ty, tirx.BufferType) else 0 for param in func.params]
 
 
 class Lowering:

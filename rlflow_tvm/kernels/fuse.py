@@ -11,14 +11,13 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from rlflow_tvm.dataflow import Dataflow, Node, canonical
-from rlflow_tvm.ir import known_shape
+from rlflow_tvm.ir import CALL_IN_PLACE, known_shape
 
 from .partition import OPAQUE, partition
 from .split import make_function
 from .unit_axes import without_unit_axes
 
 _CALL_TIR = "relax.call_tir"
-CALL_IN_PLACE = "relax.call_tir_inplace"
 _NAME_ATTRS = ("global_symbol",)
 _REMEMBERED = 50_000
 _DIGITS = "0123456789"  # which make names of PrimFuncs unique

@@ -10,8 +10,9 @@ from typing import NamedTuple
 from tvm import relax, tirx
 
 from rlflow_tvm.dataflow import Dataflow, Node
+from rlflow_tvm.ir import CALL_IN_PLACE
 
-from .fuse import CALL_IN_PLACE, FusedCall, count_tensors
+from .fuse import FusedCall, count_tensors
 
 
 class Launch(NamedTuple):

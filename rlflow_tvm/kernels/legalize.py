@@ -18,13 +18,12 @@ from tvm.target import Target
 
 from rlflow_tvm.dataflow import Dataflow, Node, Template, bound, canonical
 from rlflow_tvm.errors import KernelError, RlflowError
-from rlflow_tvm.ir import known_shape
+from rlflow_tvm.ir import CALL_IN_PLACE, known_shape
 
 from .adopt import adopted
 from .choice import Choice, Chooser, Implementation, LegalizeFunc, heuristic_choice
 from .cuda import legalize as cuda
 from .extrema import EXTREMA
-from .fuse import CALL_IN_PLACE
 from .llvm import implementations as llvm
 from .llvm.half import is_half_sum, sum_in_float32
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -19,6 +20,17 @@ def leaf_blocks(sch: s_tir.Schedule) -> list[SBlockRV]:
     if any(sch.get_child_blocks(block) for block in blocks):
         return []
     return blocks
+
+
+def is_plain_buffer(ty: tvm.ir.Type) -> bool:
+    """Whether it is the type of a buffer such as Relax makes of a tensor; `FuseTIR` joins no other ones.
+
+    TVMScript's have extents of 32 bits where the writer did not ask for 64, or a layout.
+    """
+    if not isinstance(ty, tirx.BufferType):
+        return False
+    shape = [tirx.IntImm("int64", int(e)) if isinstance(e, tirx.IntImm) else e for e in ty.shape]
+    return tvm_ffi.structural_equal(ty, tirx.decl_buffer(shape, ty.dtype, layout=None).ty)
 
 
 def block_kinds(sch: s_tir.Schedule, block: SBlockRV) -> str:

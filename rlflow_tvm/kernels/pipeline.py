@@ -41,7 +41,7 @@ def pipeline(target: Target | str | dict | None = None, choices: Choices = BY_SH
         chosen = fixed or Target.current(allow_none=True)
         chosen = default_target() if chosen is None else as_target(chosen)
         with chosen:
-            beside = tvm.IRModule(bystanders(mod), attrs=mod.attrs)
+            beside = tvm.IRModule(bystanders(mod, chosen), attrs=mod.attrs)
             parts = _parts(mod, beside, Lowering(chosen, choices.implementation))
             if chosen.kind.name == "llvm":
                 return _compiled(parts, beside, chosen, choices)

@@ -16,8 +16,10 @@ from tvm import s_tir, tirx
 from tvm.ir import TensorLoad, TensorRegion
 
 from .llvm.matmul_legalize import PANEL_ATTR
+from .loops import is_plain_buffer
 
 _ATTRS = "rlflow."
+_SCHEDULED_ATTR = "tirx.is_scheduled"
 _Views = Mapping[tirx.Buffer, tuple[tirx.Buffer, int]]
 """A buffer -> the one in its place, and how many leading axes that one has less; below zero: more."""
 
@@ -26,36 +28,41 @@ def without_unit_axes(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """`func` (fused, not scheduled) with the leading axes of extent one dropped from each buffer.
 
     As many as all results have before their last two axes (so that a product of one row stays one), no buffer's last
-    axis, and none of a product by panels. As it is, where that is none, or where it is not made of blocks in loops, or
+    axis, and none of a product by panels. As it is, where that is none; where it is not made of blocks in loops over
+    buffers as Relax makes them, or does anything but load from them and store to them; where it is scheduled; and where
     its schedule knows axes by their place: a convolution's or a pool's (blocks of both carry attributes of this
     package).
     """
-    if not isinstance(func.body, s_tir.SBlockRealize) or not all(map(_is_plain, func.params)):
+    if not isinstance(func.body, s_tir.SBlockRealize) or _SCHEDULED_ATTR in func.attrs:
+        return func
+    allocated = func.body.block.alloc_buffers
+    if not all(is_plain_buffer(buffer.ty) for buffer in (*func.params, *allocated)):
         return func
     written, marks, panels = _uses(func)
     most = min((min(_leading(param), len(param.ty.shape) - 2) for param in func.params if param in written), default=0)
     if most <= 0 or any(mark.startswith(_ATTRS) and mark != PANEL_ATTR for mark in marks):
         return func
-    buffers = {*func.params, *func.body.block.alloc_buffers} - panels
+    buffers = {*func.params, *allocated} - panels
     views = {buffer: _dropped(buffer, most) for buffer in buffers if _leading(buffer) and len(buffer.ty.shape) > 1}
-    body = tvm_ffi.structural_map(_viewed(func.body, views), [(s_tir.SBlockRealize, _used), (tirx.For, _looped)])
+    body = _viewed(func.body, views)
+    if not views.keys().isdisjoint(_variables(body)):  # a call is given the buffer itself
+        return func
+    body = tvm_ffi.structural_map(body, [(s_tir.SBlockRealize, _used), (tirx.For, _looped)])
     return tirx.PrimFunc([_view(param, views) for param in func.params], body, func.ret_type, func.attrs)
 
 
 def with_unit_axes(scheduled: tirx.PrimFunc, original: tirx.PrimFunc) -> tirx.PrimFunc:
     """What a schedule made of `without_unit_axes(original)`, over the parameters of `original`."""
-    pairs = zip(scheduled.params, original.params, strict=True)
-    views = {ours: (theirs, len(ours.ty.shape) - len(theirs.ty.shape)) for ours, theirs in pairs}
-    if not any(more for _, more in views.values()):
+    pairs = list(zip(scheduled.params, original.params, strict=True))
+    if all(_rank(ours) == _rank(theirs) for ours, theirs in pairs):
         return scheduled
+    views = {ours: (theirs, _rank(ours) - _rank(theirs)) for ours, theirs in pairs}
     body = _viewed(scheduled.body, views)
     return tirx.PrimFunc(list(original.params), body, scheduled.ret_type, scheduled.attrs)
 
 
-def _is_plain(param: tirx.Var) -> bool:
-    """Whether it is a buffer that lies in rows; another one may know its axes by their place."""
-    ty = param.ty
-    return isinstance(ty, tirx.BufferType) and not len(ty.strides) and ty.layout is None
+def _rank(param: tirx.Var) -> int:
+    return len(param.ty.shape) if isinstance(param.ty, tirx.BufferType) else 0
 
 
 def _leading(buffer: tirx.Buffer) -> int:

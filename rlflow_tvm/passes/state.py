@@ -10,7 +10,7 @@ from functools import cached_property
 import tvm
 
 from rlflow_tvm.errors import PlanError, RewriteError
-from rlflow_tvm.ir import Detached, check_static, detach
+from rlflow_tvm.ir import Detached, check_pure, check_static, detach
 from rlflow_tvm.passes.apply import apply_match
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.match import Match
@@ -70,6 +70,7 @@ class GraphState:
         """The state of `mod` (bound or detached) with no action taken; UsageError if it cannot be rewritten."""
         start = detach(mod)
         check_static(start.mod["main"])
+        check_pure(start.mod["main"])
         return GraphState._beginning(start, ruleset)
 
     @staticmethod

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+from types import SimpleNamespace
+
 import pytest
 from cost_kernels import add, gather, matmul, quotient, unscheduled
 from tvm import te, tirx
@@ -145,15 +146,21 @@ def test_arithmetic_of_divisors(divisor, found):
         assert divisors(te.create_prim_func([p, q, te.compute((4,), divide)])) == found
 
 
-def test_queued_launches_are_timed_without_what_an_idle_one_takes(place, target):
-    made = Bench(target, unscheduled, place, LocalCaches(target))
-    func = add(1 << 20)
-    built, arguments = made.build(func), made.arguments(func)
-    alone = bench.queued_secs(built, arguments, place.device, 0.0)
-    secs = float(np.median(alone))
-    assert len(alone) >= 7
-    assert secs > 0
-    without = bench.queued_secs(built, arguments, place.device, 0.4 * secs)
-    assert 0.3 * secs < np.median(without) < 0.9 * secs
-    nothing = bench.queued_secs(built, arguments, place.device, 100.0 * secs)
-    assert 0.02 * secs < np.median(nothing) < 0.2 * secs
+class Queue:
+    """A module of which a launch takes 10 us, or 4 us behind others."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+
+    def time_evaluator(self, _name, _device, *, number, repeat):
+        self.asked.append((number, repeat))
+        return lambda *_arguments: SimpleNamespace(results=[1e-5 if number == 1 else 4e-6] * repeat)
+
+
+def test_queued_launches_are_timed_without_what_an_idle_one_takes(place):
+    queue = Queue()
+    assert bench.queued_secs(queue, [], place.device, 3e-6) == pytest.approx([1e-6] * queue.asked[-1][1])
+    number, repeats = queue.asked[-1]
+    assert number == 100  # a millisecond's
+    assert 7 <= repeats <= 50
+    assert bench.queued_secs(queue, [], place.device, 5e-6) == pytest.approx([0.05 * 4e-6] * repeats)

@@ -14,6 +14,7 @@ from tvm.script import tirx as T
 
 from rlflow_tvm.errors import KernelError, UsageError
 from rlflow_tvm.kernels import Lowering, as_target, explain, pipeline
+from rlflow_tvm.passes import GraphState, default_rules
 
 op = relax.op
 CUDA = as_target({"kind": "cuda", "arch": "sm_90"})
@@ -93,6 +94,25 @@ class InPlace:
             w = R.multiply(before, z)
             R.output(w)
         return w
+
+
+@I.ir_module
+class Scaled:
+    """A PrimFunc that is called by its name alone, and takes a number."""
+
+    @T.prim_func(s_tir=True)
+    def rlflow_test_scale(a: T.Buffer((8,), "float32"), s: T.float32, b: T.Buffer((8,), "float32")):
+        for i in range(8):
+            with T.sblock("scale"):
+                v = T.axis.spatial(8, i)
+                b[v] = a[v] * s
+
+    @R.function
+    def main(x: R.Tensor((8,), "float32")):
+        with R.dataflow():
+            z = R.exp(x)
+            R.output(z)
+        return z
 
 
 @I.ir_module
@@ -179,7 +199,7 @@ def test_a_kernel_takes_no_name_of_an_entry(target: tvm.target.Target) -> None:
     assert isinstance(Named["main"], relax.Function)
     names = [var.name_hint for var, _ in functions]
     assert names.count("main") == 1
-    assert {"main1", "twice"} <= set(names)
+    assert {"main1", "twice2"} <= set(names)
     tvm.compile(Named, target, relax_pipeline=pipeline(target))
     if target is TARGET:
         np.testing.assert_allclose(run(Named, X), 2 * np.exp(X + 1), rtol=1e-6)
@@ -245,6 +265,22 @@ def test_attributes_and_functions_called_by_name_are_kept() -> None:
     assert {"rlflow_test_plus", "rlflow_test_any"} <= names
     np.testing.assert_allclose(run(Unused, X), np.exp(X + 1), rtol=1e-6)
     assert pipeline(CUDA)(two_entries(random_arrays([(4, 8), (4, 8)]))).attrs["mine"] == 7
+
+
+def test_a_gpu_has_no_threads_for_them() -> None:
+    with pytest.raises(KernelError, match=r"rlflow_test_any has symbolic extents .* schedule it"):
+        pipeline(CUDA)(Unused)
+
+
+def test_a_number_among_the_parameters() -> None:
+    built = pipeline(TARGET)(Scaled)
+    assert "rlflow_test_scale" in {var.name_hint for var in built.get_global_vars()}
+    np.testing.assert_allclose(run(Scaled, X), np.exp(X), rtol=1e-6)
+
+
+def test_nothing_is_rewritten_round_a_call_in_place() -> None:
+    with pytest.raises(UsageError, match=r"written in place .* call_tir while searching"):
+        GraphState.from_module(InPlace, default_rules(16))
 
 
 def test_code_that_was_linked_before_is_kept() -> None:

@@ -45,7 +45,7 @@ class Tile:
 
 def find_product(sch: s_tir.Schedule) -> tuple[SBlockRV, Product] | None:
     """The only reducing block and its sizes, or None where it is no matrix product of static shape, or the function has
-    more outputs than the product has results: the rules write each result once, where it has been summed.
+    not as many outputs as the product has results: the rules write each result once, where it has been summed.
     """
     blocks = leaf_blocks(sch)
     reducing = get_reduction_blocks(sch, blocks) if blocks else None

@@ -118,11 +118,14 @@ def _row(places: Sequence[tvm.ir.Expr], extents: Sequence[int]) -> tvm.ir.Expr:
 def _places(row: tvm.ir.Expr, extents: Sequence[int]) -> list[tvm.ir.Expr]:
     """The inverse of `_row`; an axis of extent one leaves no trace, so that kernels with and without it are equal."""
     places: list[tvm.ir.Expr] = []
-    left = math.prod(extents)
+    before = sum(extent > 1 for extent in extents)  # axes that are not yet told apart
     for extent in reversed(extents):
-        left //= extent
-        places.insert(0, tirx.const(0, "int64") if extent == 1 else row % extent if left > 1 else row)
-        row = row // extent if extent > 1 else row
+        if extent <= 1:
+            places.insert(0, tirx.const(0, "int64"))
+            continue
+        before -= 1
+        places.insert(0, row % extent if before else row)
+        row = row // extent
     return places
 
 
