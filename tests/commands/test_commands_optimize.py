@@ -42,8 +42,11 @@ def test_what_is_no_budget_is_told(run, network):
 def test_the_optimised_model_as_onnx_and_as_a_library(run, network, tmp_path):
     plan, out, library = tmp_path / "plan.json", tmp_path / "out.onnx", tmp_path / "out.so"
     files = ("--plan", plan, "--onnx", out, "--library", library)
-    done = run("optimize", network, "--search", "family", "--budget", 40, *files)
-    assert done.returncode == 0, done.stderr
+    for seed in (0, 1):  # beside other tests it may be the model itself that is left, as the faster one
+        done = run("optimize", network, "--search", "family", "--budget", 40, "--seed", seed, *files)
+        assert done.returncode == 0, done.stderr
+        if len(Plan.load(plan)):
+            break
     for what, path in (("model", out), ("library", library)):
         said = rf"^{what} written to {path} \(outputs differ by \d.\de[-+]\d\d of range\)$"
         assert re.search(said, done.stdout, re.MULTILINE)

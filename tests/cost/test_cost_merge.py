@@ -16,15 +16,19 @@ from rlflow_tvm.cost import KernelDatabase, Measurement
 from rlflow_tvm.cost.database import TunedRow
 from rlflow_tvm.cost.merge import Merged, merge
 from rlflow_tvm.cost.reference import rescaled
-from rlflow_tvm.cost.schema import LAUNCH_KEY, REFERENCE_KEY
+from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.errors import CostError
 
 
 def database(path: Path, rows: dict[str, Measurement], target: str = "t") -> Path:
     with KernelDatabase(path) as made:
         for key, measurement in rows.items():
-            made.put(key, target, "1", measurement)
+            made.put(key, target, version_of(key), measurement)
     return path
+
+
+def version_of(key: str) -> str:
+    return ONCE_VERSION if key in (LAUNCH_KEY, REFERENCE_KEY) else "1"
 
 
 def secs(run_secs: float, **fields: float) -> Measurement:
@@ -59,7 +63,7 @@ def test_times_are_reckoned_to_our_reference(tmp_path):
         assert merge(ours, other) == Merged(added=4, replaced=1, kept=1)
         share = rescaled(2.0, 4.0)
         expected = [secs(2.0), secs(6.0 * share), BAD, secs(8.0 * share), secs(1.0)]
-        assert [ours.get(key, "t", "1") for key in theirs] == expected
+        assert [ours.get(key, "t", version_of(key)) for key in theirs] == expected
         assert ours.get("a", "another", "1") == secs(6.0)
     with KernelDatabase(tmp_path / "empty.sqlite") as empty:
         merge(empty, other)

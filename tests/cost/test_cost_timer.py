@@ -118,7 +118,7 @@ def test_launch_overhead(target):
             secs = timer.launch_secs()
         assert 0 < secs < 1e-3  # a plausibility bound, three orders above what a slow machine takes
         assert len(database) == 1
-        assert database.get(LAUNCH_KEY, target_key(target), "1").run_secs == secs
+        assert database.get(LAUNCH_KEY, target_key(target), ONCE_VERSION).run_secs == secs
         assert KernelTimer(target, database, schedule=SCHEDULE).launch_secs() == secs
 
 
