@@ -9,7 +9,7 @@ import pytest
 import tvm
 from cuda_checks import TARGETS
 from kernel_checks import TARGET, assert_close, graph, random_arrays, run
-from tvm import relax, s_tir, tirx
+from tvm import relax, s_tir, te, tirx
 
 from rlflow_tvm.kernels import RULE_ATTR, Kernel, extract_kernels, schedule_kernel
 from rlflow_tvm.kernels.llvm.codegen import TIR_PIPELINE
@@ -125,6 +125,22 @@ def test_convolutions_keep_their_axes() -> None:
     """Their schedules know images, channels and lines by their place."""
     (conv,) = kernels(lambda x, w: relax.op.nn.conv2d(x, w, padding=1), [(1, 8, 10, 10), (8, 8, 3, 3)], 1)
     assert without_unit_axes(conv.func).same_as(conv.func)
+
+
+def test_what_a_call_is_given_stays_what_it_is() -> None:
+    """The buffer itself, not what is loaded from it."""
+    x = te.placeholder((1, 8, 8), "float32", name="x")
+    y = te.extern(x.shape, [x], lambda ins, outs: tirx.call_packed("nothing", ins[0], outs[0]), dtype="float32")
+    z = te.compute(x.shape, lambda *i: y[i] + tirx.const(1, "float32"))
+    func = te.create_prim_func([x, z])
+    assert without_unit_axes(func).same_as(func)
+
+
+@pytest.mark.parametrize("weights", [0, 1])
+def test_products_of_no_rows(weights: int) -> None:
+    shapes = [(2, 0, 8), (8, 16)]
+    (found,) = run(graph(relax.op.matmul, shapes, weights), random_arrays(shapes), weights).values
+    assert found.shape == (2, 0, 16)
 
 
 def test_a_tuned_schedule_is_for_both() -> None:
