@@ -30,18 +30,19 @@ def without_unit_axes(func: tirx.PrimFunc) -> tirx.PrimFunc:
     As many as all results have before their last two axes (so that a product of one row stays one), no buffer's last
     axis, and none of a product by panels. As it is, where that is none; where it is not made of blocks in loops over
     buffers as Relax makes them, or does anything but load from them and store to them; where it is scheduled; and where
-    its schedule knows axes by their place: a convolution's or a pool's (blocks of both carry attributes of this
-    package).
+    its schedule, or a block, knows axes by their place: a convolution's or a pool's (blocks of both carry attributes of
+    this package).
     """
     if not isinstance(func.body, s_tir.SBlockRealize) or _SCHEDULED_ATTR in func.attrs:
         return func
     allocated = func.body.block.alloc_buffers
     if not all(is_plain_buffer(buffer.ty) for buffer in (*func.params, *allocated)):
         return func
-    written, marks, panels = _uses(func)
+    blocks, written = _uses(func)
     most = min((min(_leading(param), len(param.ty.shape) - 2) for param in func.params if param in written), default=0)
-    if most <= 0 or any(mark.startswith(_ATTRS) and mark != PANEL_ATTR for mark in marks):
+    if most <= 0 or any(map(_knows_places, blocks)):
         return func
+    panels = {region.source for block in blocks if PANEL_ATTR in block.annotations for region in _by_panels(block)}
     buffers = {*func.params, *allocated} - panels
     views = {buffer: _dropped(buffer, most) for buffer in buffers if _leading(buffer) and len(buffer.ty.shape) > 1}
     body = _viewed(func.body, views)
@@ -79,22 +80,25 @@ def _dropped(buffer: tirx.Buffer, most: int) -> tuple[tirx.Buffer, int]:
     return tirx.decl_buffer(shape[count:], buffer.ty.dtype, buffer.name, layout=None), count
 
 
-def _uses(func: tirx.PrimFunc) -> tuple[set[tirx.Buffer], set[str], set[tirx.Buffer]]:
-    """The buffers that are written, the names of the blocks' attributes, and the weights in panels and their products,
-    which have all rows as one axis."""
+def _uses(func: tirx.PrimFunc) -> tuple[list[s_tir.SBlock], set[tirx.Buffer]]:
+    """The blocks, and the buffers that are written."""
+    blocks: list[s_tir.SBlock] = []
     written: set[tirx.Buffer] = set()
-    marks: set[str] = set()
-    panels: set[tirx.Buffer] = set()
-
-    def note(block: s_tir.SBlock) -> None:
-        marks.update(map(str, block.annotations))
-        if PANEL_ATTR in block.annotations:
-            panels.update((block.reads[-1].source, block.writes[0].source))
-
     tvm_ffi.structural_walk(
-        func.body, [(s_tir.SBlock, note), (tirx.BufferStore, lambda store: written.add(store.buffer))]
+        func.body, [(s_tir.SBlock, blocks.append), (tirx.BufferStore, lambda store: written.add(store.buffer))]
     )
-    return written, marks, panels
+    return blocks, written
+
+
+def _knows_places(block: s_tir.SBlock) -> bool:
+    """Whether a schedule, or the block itself, which has another view of a buffer, knows axes by their place."""
+    marks = (str(mark) for mark in block.annotations)
+    return len(block.match_buffers) > 0 or any(mark.startswith(_ATTRS) and mark != PANEL_ATTR for mark in marks)
+
+
+def _by_panels(product: s_tir.SBlock) -> tuple[TensorRegion, TensorRegion]:
+    """The weight in panels and what it is multiplied into, which has all rows as one axis."""
+    return product.reads[-1], product.writes[0]
 
 
 def _view(buffer: tirx.Buffer, views: _Views) -> tirx.Buffer:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from cuda_checks import TARGETS
 from kernel_checks import TARGET, assert_close, graph, random_arrays, run
 from tvm import relax, s_tir, te, tirx
@@ -127,13 +128,53 @@ def test_convolutions_keep_their_axes() -> None:
     assert without_unit_axes(conv.func).same_as(conv.func)
 
 
+def as_relax_makes(compute: Callable[[te.Tensor], te.Tensor]) -> tirx.PrimFunc:
+    """What `compute` makes of (1, 8, 8), as a PrimFunc such as legalisation makes."""
+    x = relax.Var("x", relax.TensorType((1, 8, 8), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit_te(compute, x, primfunc_name_hint="computed"))
+    return builder.finalize()["computed"]
+
+
+def plus_one(x: te.Tensor) -> te.Tensor:
+    return te.compute(x.shape, lambda *i: x[i] + tirx.const(1, "float32"))
+
+
 def test_what_a_call_is_given_stays_what_it_is() -> None:
     """The buffer itself, not what is loaded from it."""
-    x = te.placeholder((1, 8, 8), "float32", name="x")
-    y = te.extern(x.shape, [x], lambda ins, outs: tirx.call_packed("nothing", ins[0], outs[0]), dtype="float32")
-    z = te.compute(x.shape, lambda *i: y[i] + tirx.const(1, "float32"))
-    func = te.create_prim_func([x, z])
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        read, written = (tirx.decl_buffer(x.shape, "float32", name, layout=None) for name in ("read", "written"))
+        call = te.extern(
+            x.shape,
+            [x],
+            lambda ins, outs: tirx.call_packed("nothing", ins[0], outs[0]),
+            dtype="float32",
+            in_buffers=[read],
+            out_buffers=[written],
+        )
+        return plus_one(call)
+
+    func = as_relax_makes(compute)
     assert without_unit_axes(func).same_as(func)
+
+
+def test_another_view_of_a_buffer_keeps_its_axes() -> None:
+    func = as_relax_makes(plus_one)
+    assert not without_unit_axes(func).same_as(func)
+    view = tirx.decl_buffer((1, 8, 8), "float32", "view", layout=None)
+    whole = tirx.BufferRegion(func.params[0], [tvm.ir.Range(0, extent) for extent in (1, 8, 8)])
+
+    def viewed(block: s_tir.SBlock) -> s_tir.SBlock:
+        matched = [] if block.name_hint == "root" else [s_tir.MatchBufferRegion(view, whole)]
+        return s_tir.SBlock(
+            block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init, block.alloc_buffers,
+            matched, block.annotations,
+        )  # fmt: skip
+
+    other = func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlock, viewed)))
+    assert without_unit_axes(other).same_as(other)
 
 
 @pytest.mark.parametrize("weights", [0, 1])
