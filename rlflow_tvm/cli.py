@@ -50,6 +50,7 @@ SEARCHES = ("greedy", "backtracking", "beam", "random", "random-restarts", "fami
 DEFAULT_SEARCH = "family"
 """The keys of `rlflow_tvm.search.SEARCHES`, and its default: importing that takes a second, which `--help` does not."""
 SEARCH_HELP = f"{', '.join(SEARCHES[:-1])} or {SEARCHES[-1]}."
+TARGET_HELP = "llvm (this machine), cuda (its GPU) or a TVM target as JSON."
 BudgetOption = Annotated[
     str | None,
     typer.Option(
@@ -85,7 +86,7 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
 
 
 def parse_target(text: str) -> tvm.target.Target:
-    """`llvm` (this machine) or a JSON object such as `{"kind": "llvm", "mcpu": "znver4", "num-cores": 8}`."""
+    """`llvm` (this machine), `cuda` (its GPU) or JSON such as `{"kind": "llvm", "mcpu": "znver4", "num-cores": 8}`."""
     from rlflow_tvm.kernels import as_target
 
     if not text.lstrip().startswith("{"):

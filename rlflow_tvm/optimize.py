@@ -32,7 +32,7 @@ def main(
     library: Annotated[
         Path | None, typer.Option(help="Compile the optimised model into this shared library, for TVM's runtime alone.")
     ] = None,
-    target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
+    target: Annotated[str, typer.Option(help=cli.TARGET_HELP)] = "llvm",
     rpc: cli.RpcOption = None,
     rpc_key: cli.RpcKeyOption = None,
     shape: Annotated[list[str] | None, typer.Option(help="NAME=1,3,224,224 for a model with dynamic shapes.")] = None,

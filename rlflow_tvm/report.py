@@ -45,7 +45,7 @@ def main(
     ] = "html",
     target: Annotated[
         str | None,
-        typer.Option(help="llvm (this machine) or a TVM target as JSON.", show_default="the training's, or else llvm"),
+        typer.Option(help=cli.TARGET_HELP, show_default="the training's, or else llvm"),
     ] = None,
     rpc: cli.RpcOption = None,
     rpc_key: cli.RpcKeyOption = None,
@@ -55,7 +55,8 @@ def main(
     """Show what the plan that a training found, or --plan, does to its model: the cost after each rewrite with the
     places before and after, the kernels, the whole graph, the curves of the training, and which rules stand where.
 
-    Graphs are priced with the kernels' times in the database; what is not known there is measured.
+    Graphs are priced with the kernels' times in the database; what is not known there is measured. The folder of a
+    training of pass orders is refused: it holds no plan.
     """
     if format not in ("html", "png"):
         raise UsageError(f"--format {format}: there are html and png")

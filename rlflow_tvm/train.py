@@ -40,7 +40,7 @@ def main(
     preset: Annotated[
         str | None, typer.Option(help="Settings of a paper instead of the defaults: x-rlflow, for candidate.")
     ] = None,
-    target: Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")] = "llvm",
+    target: Annotated[str, typer.Option(help=cli.TARGET_HELP)] = "llvm",
     rpc: cli.RpcOption = None,
     rpc_key: cli.RpcKeyOption = None,
     shape: Annotated[list[str] | None, typer.Option(help="NAME=1,3,224,224 for a model with dynamic shapes.")] = None,

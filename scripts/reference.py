@@ -2,8 +2,8 @@
 
     python scripts/reference.py
 
-What is public is what a room's `__all__` lists. Names are read from the source, not from imported objects: that needs
-no extras, and shows signatures as they are written.
+What is public is what a room's `__all__` lists, and what `MORE` names besides. Names are read from the source, not from
+imported objects: that needs no extras, and shows signatures as they are written.
 """
 
 from __future__ import annotations
@@ -25,6 +25,17 @@ PACKAGE = Path(rlflow_tvm.__file__).parent
 FOLDER = PACKAGE.parent / "docs" / "reference"
 
 ROOMS = ("passes", "search", "envs", "cost")
+MORE = {
+    "kernels": ("Kernel", "KernelRule", "as_target", "explain", "extract_kernels", "num_cores", "vector_lanes"),
+    "kernels.precision": ("to_half",),
+    "passes.proofs": ("read_rules",),
+    "passes.verify": ("verify_rule",),
+    "envs.observation": ("observe",),
+    "envs.changes": ("observe_candidates",),
+    "superoptimize": ("optimize", "keep_if_not_slower"),
+    "ordering": ("LearnedOrder",),
+}
+"""Names of other modules that the documents use; of `errors` all are shown."""
 COMMANDS = ("optimize", "train", "compare", "report", "rules", "cost")
 WIDTH = 100
 
@@ -42,6 +53,10 @@ def pages() -> dict[str, str]:
     for room in ROOMS:
         module = importlib.import_module(f"rlflow_tvm.{room}")
         found[f"{room}.md"] = _page(module.__name__, dict.fromkeys(module.__all__, module.__name__))
+    errors = tuple(node.name for node in _tree("rlflow_tvm.errors").body if isinstance(node, ast.ClassDef))
+    more = {f"rlflow_tvm.{module}": names for module, names in {**MORE, "errors": errors}.items()}
+    sections = [_section(module, dict.fromkeys(names, module)) for module, names in more.items()]
+    found["more.md"] = "\n".join([_GENERATED, *sections])
     found["commands.md"] = _commands()
     listed = "".join(f"- [{name.removesuffix('.md')}]({name})\n" for name in found)
     found["README.md"] = f"{_GENERATED}\n# Reference\n\n{listed}"
@@ -49,7 +64,11 @@ def pages() -> dict[str, str]:
 
 
 def _page(module: str, homes: dict[str, str]) -> str:
-    parts = [f"{_GENERATED}\n# {module}\n", _prose(ast.get_docstring(_tree(module)) or "")]
+    return f"{_GENERATED}\n{_section(module, homes)}"
+
+
+def _section(module: str, homes: dict[str, str]) -> str:
+    parts = [f"# {module}\n", _prose(ast.get_docstring(_tree(module)) or "")]
     for name, home in homes.items():
         parts.append(_described(name, *definition(name, home)))
     return "\n".join(parts)
@@ -200,7 +219,7 @@ def _command(heading: str, command: Callable[..., None]) -> str:
         value, info = get_args(hints[name])
         required = param.default is inspect.Parameter.empty
         if isinstance(info, typer.models.ArgumentInfo):
-            shown = f"{name.upper()}{'...' if 'list' in str(value) else ''}"
+            shown = info.metavar or f"{name.upper()}{'...' if 'list' in str(value) else ''}"
             usage.append(shown if required else f"[{shown}]")
         else:
             shown = _option(name, value, info)
@@ -216,7 +235,9 @@ def _command(heading: str, command: Callable[..., None]) -> str:
 
 
 def _option(name: str, value: Any, info: Any) -> str:
-    given = [text for text in info.param_decls or () if text.startswith("--")]
+    # typer keeps the first name given as the default, until it copies this
+    texts = (info.default, *(info.param_decls or ()))
+    given = [text for text in texts if isinstance(text, str) and text.startswith("--")]
     options = given or [f"--{name.replace('_', '-')}"]
     if value is bool:
         return "/".join(options if given else [*options, f"--no-{name.replace('_', '-')}"])

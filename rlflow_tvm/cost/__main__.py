@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DatabaseOption = Annotated[
     Path | None, typer.Option("--database", help="A kernel database; by default the one that searches use.")
 ]
-TargetOption = Annotated[str, typer.Option(help="llvm (this machine) or a TVM target as JSON.")]
+TargetOption = Annotated[str, typer.Option(help=cli.TARGET_HELP)]
 _COLUMNS = (
     "kernel",
     "target",

@@ -30,8 +30,8 @@ class CandidateEnv(RewritingEnv[int]):
     Action: the number of a candidate in `candidates`; number `most` stops. Candidates are all graphs one rewrite away,
     equal ones once, in the order of rules and sites; up to `most`. Where there are more, each rule has as many as any
     other while it has any, drawn by the graph's structure: a graph has the same candidates whenever it is met.
-    Observation: see `changes.observe_candidates`. An info tells besides how many `candidates` there were and how many
-    of them were `duplicates` or, beyond `most`, `dropped`.
+    Observation: see `rlflow_tvm.envs.changes.observe_candidates`. An info tells besides how many `candidates` there
+    were and how many of them were `duplicates` or, beyond `most`, `dropped`.
     """
 
     def __init__(self, *args: Any, most: int = MOST, **options: Any) -> None:

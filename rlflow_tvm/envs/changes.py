@@ -114,12 +114,14 @@ def candidate_space(rules: int, most: int) -> spaces.Dict:
 def observe_candidates(graph: Graph, candidates: Sequence[Candidate], rules: int, most: int) -> dict[str, Any]:
     """A graph and its candidates as an observation; candidate number `most` is to stop.
 
-    graph: the nodes and edges of the graph as `observation.observe` has them, and after them each candidate's added
-    nodes, with edges from what they read and to what will read them in a removed node's stead.
-    node_candidate: (N,) int32, the candidate that adds a node, -1 for those of the graph itself.
-    removed: (K, 2) int32, (candidate, node) for each node of the graph that a candidate removes.
-    candidate_mask: (most + 1,) int8; candidate_rules: (most + 1,) int16, each one's rule, `rules` to stop, -1 for none;
-    candidate_places: (most + 1, P) int64, the keys of where its rule matches (`places.place_keys`), 0 for none.
+    Returns:
+        graph: the nodes and edges of the graph as `observation.observe` has them, and after them each candidate's added
+            nodes, with edges from what they read and to what will read them in a removed node's stead.
+        node_candidate: (N,) int32, the candidate that adds a node, -1 for those of the graph itself.
+        removed: (K, 2) int32, (candidate, node) for each node of the graph that a candidate removes.
+        candidate_mask: (most + 1,) int8, the candidates that there are.
+        candidate_rules: (most + 1,) int16, each one's rule, `rules` to stop, -1 for none.
+        candidate_places: (most + 1, P) int64, the keys of where its rule matches (`places.place_keys`), 0 for none.
     """
     arrays = graph_arrays(graph)
     index, first = arrays.index, len(arrays.nodes)

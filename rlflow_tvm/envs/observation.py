@@ -65,11 +65,15 @@ def graph_space() -> spaces.Graph:
 def observe(state: GraphState, refused: set[RewriteAction] | frozenset[RewriteAction] = frozenset()) -> dict[str, Any]:
     """`state` as an observation; actions in `refused` are masked.
 
-    graph: nodes (N, NODE_FEATURES) float32, edges (E, EDGE_FEATURES) float32, edge_links (E, 2) int64, over the
-    graph's inputs and everything that is computed at run time (weights and work on them are left out: free).
-    Node features: operator index; log extents of the shape; log size; log FLOPs; share of the graph's work
-    (roofline estimate); number of users; rank; reads a weight; is an output.
-    location_places: the keys of each site's place (`places.place_keys`), 0 where there is no site.
+    Returns:
+        graph: nodes (N, NODE_FEATURES) float32, edges (E, EDGE_FEATURES) float32, edge_links (E, 2) int64, over the
+            graph's inputs and everything that is computed at run time (weights and work on them are left out: free).
+            Node features are the operator index; log extents of the shape; log size; log FLOPs; share of the graph's
+            work (roofline estimate); number of users; rank; whether it reads a weight; whether it is an output.
+        rule_mask: (R + 1,) int8, the rules that have a site; number R is to stop.
+        location_mask: (R + 1, LOCATIONS) int8, the sites that each has.
+        location_nodes: (R + 1, LOCATIONS, NODES_PER_LOCATION) int32, the nodes that a site is told by, -1 for none.
+        location_places: (R + 1, LOCATIONS, P) int64, the keys of each site's place (`places.place_keys`), 0 for none.
     """
     arrays = graph_arrays(state.graph)
     index = arrays.index

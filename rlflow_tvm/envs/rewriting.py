@@ -16,7 +16,7 @@ class GraphRewriteEnv(RewritingEnv[np.ndarray]):
     """Rewrite one graph, one substitution a step; episodes, rewards and arguments as in `RewritingEnv`.
 
     Action `(rule, location)`: the rule's number, and which of its first 200 sites; rule R (one past the last) stops.
-    Observation: see `observation.observe`.
+    Observation: see `rlflow_tvm.envs.observation.observe`.
     """
 
     @classmethod

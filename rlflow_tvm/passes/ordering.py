@@ -130,7 +130,8 @@ class OrderedPasses:
     """Passes of `PASSES`, one after another, as one pass for any TVM pipeline. One that fails on a module is left out
     there, with a warning.
 
-    PlanError for a name that is no pass's.
+    PlanError for a name that is no pass's. `OrderedPasses.load(path)` reads what `save` wrote; PlanError names the file
+    and what is wrong with it.
     """
 
     def __init__(self, order: Sequence[str]) -> None:

@@ -41,6 +41,14 @@ def test_all_that_is_public_is_there(room: str) -> None:
         assert f"## {name}" in lines or f"## class {name}" in lines, name
 
 
+def test_what_pages_import_is_there() -> None:
+    told = [line for page in DOCS.glob("reference/*.md") for line in page.read_text().splitlines()]
+    names = {line.removeprefix("## ").removeprefix("class ") for line in told if line.startswith("## ")}
+    for page in (DOCS.parent / "README.md", *DOCS.glob("*.md")):
+        for imported in re.findall(r"^from rlflow_tvm[.\w]* import (.+)$", page.read_text(), re.MULTILINE):
+            assert set(imported.split(", ")) <= names, page.name
+
+
 def test_options_are_those_of_the_command() -> None:
     text = (DOCS / "reference" / "commands.md").read_text()
     section = text[text.index("## python -m rlflow_tvm.optimize") : text.index("## python -m rlflow_tvm.train")]
@@ -50,6 +58,12 @@ def test_options_are_those_of_the_command() -> None:
     for option in ("--search", "--plan", "--onnx", "--budget", "--tune"):
         assert option in done.stdout
         assert f"- `{option} " in section
+
+
+def test_names_are_those_that_the_commands_show() -> None:
+    text = (DOCS / "reference" / "commands.md").read_text()
+    for name in ("--resume", "--rpc HOST:PORT", "--compiled/--no-compiled", "RUN_FOLDER|MODEL", "MODELS..."):
+        assert f"- `{name}`: " in text
 
 
 def test_no_help_holds_what_is_taken_for_markup() -> None:
