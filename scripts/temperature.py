@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from agents import check_made, prices
+from agents import prices
+from agents_results import check_made
 from agents_results import Row
 from papers.world import temperature_lines
 
