@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 from agents import prices
-from agents_results import check_made
-from agents_results import Row
+from agents_results import Row, check_made
 from papers.world import temperature_lines
 
 from rlflow_tvm import from_onnx

@@ -171,7 +171,7 @@ def test_the_plan_of_wrong_outputs_is_kept_for_the_report(
     assert Plan.load(str(told.value).rpartition(" is in ")[2]) == found.plan
     (tmp_path / "file").touch()
     monkeypatch.setenv("RLFLOW_TVM_HOME", str(tmp_path / "file"))
-    with pytest.raises(RewriteError, match="which must not be used, is lost: .* cannot be written"):
+    with pytest.raises(RewriteError, match=r"which must not be used, is lost: .* cannot be written"):
         superoptimize.optimize(None, search, cost_model)
 
 
