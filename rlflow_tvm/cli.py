@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
@@ -132,9 +132,10 @@ def model_path(model: str) -> Path:
     return zoo.path(model.removeprefix(ZOO_PREFIX)) if model.startswith(ZOO_PREFIX) else Path(model)
 
 
-def check_writable(*paths: Path | None) -> None:
+def check_writable(*paths: Path | None, inputs: Iterable[Path | None] = ()) -> None:
     """UsageError now rather than an error after long work, if a path is a folder or a device, its folder does not exist
-    or cannot be written, or two are of one file."""
+    or cannot be written, it is one of `inputs`, which are read, or two are of one file."""
+    read = {Path(os.path.realpath(path)) for path in inputs if path is not None}
     seen = set()
     for path in paths:
         if path is None:
@@ -152,9 +153,19 @@ def check_writable(*paths: Path | None) -> None:
             raise UsageError(f"{path}: is no regular file, and a new one would take its place; give another name")
         if not os.path.isdir(real.parent) or not os.access(real.parent, os.W_OK):
             raise UsageError(f"{path}: the folder {real.parent} does not exist or cannot be written; make it first")
+        if real in read:
+            raise UsageError(f"{path}: is read too, and what is written would take its place; give another name")
         if real in seen:
             raise UsageError(f"{path}: is given for two things to write; give each a file of its own")
         seen.add(real)
+
+
+def check_folder(folder: Path, *names: str, inputs: Iterable[Path | None] = ()) -> None:
+    """UsageError now rather than an error after long work, where files of these names cannot be put into `folder`,
+    which need not be there yet, or are `inputs`."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder}: is a file; give a folder")
+    check_writable(*([folder / name for name in names] if folder.is_dir() else [folder]), inputs=inputs)
 
 
 def write_json(path: Path | None, data: Any) -> None:

@@ -59,6 +59,12 @@ def main(
         int, typer.Option(min=1, help="Interleaved rounds; 95 % intervals of ratios need at least 6.")
     ] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    plans: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the plan of each search and agent into this folder, as NAME.plan.json, as soon as it is found."
+        ),
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table to this Markdown file.")] = None,
 ) -> None:
@@ -67,13 +73,13 @@ def main(
 
     --budget and --seed are those of each search and agent.
     """
-    cli.check_writable(json, markdown)
+    cli.check_writable(json, markdown, inputs=[Path(model), *(plan or []), *(agent or [])])
     tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
     from rlflow_tvm import comparison, comparison_tables
     from rlflow_tvm.comparison_methods import methods
     from rlflow_tvm.cost import CostModel, KernelDatabase, cpu_model, default_path
     from rlflow_tvm.frontend import from_onnx, to_onnx
-    from rlflow_tvm.kernels import num_cores
+    from rlflow_tvm.kernels import num_cores, vector_lanes
     from rlflow_tvm.search import Budget
 
     names = list(against if against is not None else comparison.BY_DEFAULT)
@@ -81,16 +87,19 @@ def main(
     comparison.check(names, tvm_target, zoo_name)
     spend = None if budget is None else Budget.parse(budget)
     ways = methods(plan or [], agent or [], search or [], seed, spend)
+    if plans is not None:
+        cli.check_folder(plans, *(way.plan_name for way in ways if way.plan_name is not None), inputs=plan or [])
     file = cli.model_path(model)
     mod = from_onnx(file, shapes)
     if comparison.ONNXRUNTIME_EXPORT in names:
         to_onnx(mod)  # what cannot be exported is told now, not after the searches
+    plain = comparison.unsearched(mod, vector_lanes(tvm_target))  # which may fail too
     with KernelDatabase(default_path()) as database, CostModel(tvm_target, database, remote=remote) as cost_model:
-        states = {way.label: _found(way, mod, cost_model) for way in ways}
+        states = {way.label: _found(way, mod, cost_model, plans) for way in ways}
         with cli.progress_bar("comparing") as bar:
             result = comparison.compare(
                 mod, {label: state.bound() for label, state in states.items()}, file, tvm_target, names,
-                zoo_name=zoo_name, choices=cost_model.choices, rounds=rounds, seed=seed, progress=bar,
+                zoo_name=zoo_name, choices=cost_model.choices, rounds=rounds, seed=seed, progress=bar, plain=plain,
             )  # fmt: skip
     lengths = [len(state.actions) for state in states.values()]
     found = ", ".join(f"{way.described} ({n} rewrites)" for way, n in zip(ways, lengths, strict=True))
@@ -111,9 +120,14 @@ def main(
     result.check()
 
 
-def _found(way: Method, mod: tvm.IRModule, cost_model: CostModel) -> GraphState:
+def _found(way: Method, mod: tvm.IRModule, cost_model: CostModel, plans: Path | None) -> GraphState:
+    """What it makes of the model; its plan is written at once, for what comes behind may fail or be ended."""
     with cli.progress_bar(way.described) as bar:
-        return way.find(mod, cost_model, lambda done, total, best: bar(done, total, cli.milliseconds(best)))
+        state = way.find(mod, cost_model, lambda done, total, best: bar(done, total, cli.milliseconds(best)))
+    if plans is not None and way.plan_name is not None:
+        state.plan.save(plans / way.plan_name)
+        print(f"plan written to {plans / way.plan_name}")
+    return state
 
 
 if __name__ == "__main__":

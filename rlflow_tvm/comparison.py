@@ -41,6 +41,7 @@ from rlflow_tvm.passes.mended import convert_layout
 log = logging.getLogger("rlflow_tvm")
 
 BY_DEFAULT = (TVM_DEFAULT, ONNXRUNTIME)
+_TIMEOUT_SECS = 900.0  # for what a candidate is asked: a large model by TVM's default build takes minutes
 
 Progress = Callable[[int, int, str], None]
 
@@ -110,6 +111,7 @@ def compare(
     rounds: int = 10,
     seed: int = 0,
     progress: Progress | None = None,
+    plain: Mapping[str, tvm.IRModule] | None = None,
 ) -> Comparison:
     """Compile and time everything in interleaved rounds, and compare the outputs.
 
@@ -122,6 +124,7 @@ def compare(
         zoo_name: of the evaluation model that the file is, where it is one; the torch module is found by it.
         choices: decides for all our candidates where an operator has several implementations, or a kernel several
             schedules.
+        plain: what `unsearched` makes of the model, where that was asked before.
 
     Raises:
         UsageError, FrontendError, CostError: as `check`.
@@ -129,9 +132,10 @@ def compare(
         CostError: a candidate cannot be built or run.
     """
     check(against, target, zoo_name)
+    plain = unsearched(original, vector_lanes(target)) if plain is None else plain
     inputs = list(random_inputs(original, seed).values())
     with tempfile.TemporaryDirectory() as folder:
-        candidates = _built(Path(folder), original, searched, target, TVM_DEFAULT in against, choices, progress)
+        candidates = _built(Path(folder), original, searched, plain, target, TVM_DEFAULT in against, choices, progress)
         if ONNXRUNTIME in against:
             candidates[ONNXRUNTIME] = Candidate("onnx", onnx_file)
         if ONNXRUNTIME_EXPORT in against:
@@ -149,6 +153,7 @@ def compare(
             inputs,
             rounds,
             threads=num_cores(target),
+            timeout_secs=_TIMEOUT_SECS,
             on_progress=None if progress is None else lambda done, total: progress(done, total, "timing"),
         )
     return summary(measured, candidates, list(searched))
@@ -158,6 +163,7 @@ def _built(
     folder: Path,
     original: tvm.IRModule,
     searched: Mapping[str, tvm.IRModule],
+    plain: Mapping[str, tvm.IRModule],
     target: tvm.target.Target,
     by_default: bool,
     choices: Choices,
@@ -166,7 +172,7 @@ def _built(
     """What TVM compiles: each searched graph, the unsearched ones, and the original by TVM's default pipeline."""
     untuned = Choices(choices.implementation)
     jobs = {searched_name(label): (mod, untuned) for label, mod in searched.items()}
-    jobs |= {name: (mod, untuned) for name, mod in unsearched(original, vector_lanes(target)).items()}
+    jobs |= {name: (mod, untuned) for name, mod in plain.items()}
     for label, mod in searched.items():
         if any(kernel.rule == TUNED_RULE for kernel in explain(mod, target, choices)):
             jobs[tuned_name(label)] = mod, choices

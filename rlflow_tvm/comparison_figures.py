@@ -37,6 +37,11 @@ def export_name(label: str) -> str:
     return f"{ONNXRUNTIME_EXPORT}, {label}"
 
 
+def finite(number: float | None) -> float | None:
+    """The number; None, as JSON has none, where it is infinite or no number."""
+    return number if number is not None and isfinite(number) else None
+
+
 @dataclass(frozen=True)
 class Row:
     """One candidate: seconds a run (median and quartiles) and its largest difference from the reference's outputs,
@@ -63,12 +68,11 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """`error` is null for the reference and where it is infinite: `outputs_match` tells the two apart."""
-        error = self.error if self.error is not None and isfinite(self.error) else None
         return {
             "name": self.name,
             "run_secs": self.run_secs,
             "quartiles": list(self.quartiles),
-            "error": error,
+            "error": finite(self.error),
             "outputs_match": self.outputs_match,
             **ratio_json("against_baseline", self.against_baseline),
             "compile_secs": self.compile_secs,

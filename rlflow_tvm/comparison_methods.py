@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tvm
@@ -19,11 +19,13 @@ from rlflow_tvm.superoptimize import agent_search, optimize
 
 @dataclass(frozen=True)
 class Method:
-    """A way to a graph. `label`: its name in tables; `described`: the option and its value as they were given."""
+    """A way to a graph. `label`: its name in tables; `described`: the option and its value as they were given;
+    `plan_name`: of the file for the plan that it finds, None where the plan is from a file."""
 
     label: str
     described: str
     source: Plan | Search
+    plan_name: str | None = None
 
     def find(self, mod: tvm.IRModule, cost_model: CostModel, progress: Progress | None = None) -> GraphState:
         """What it makes of `mod`; Ctrl-C ends a search with the best so far. Errors of `replay` and `optimize`."""
@@ -58,11 +60,16 @@ def methods(
         for label, path in zip(_short(plans), plans, strict=True)
     ]
     found += [
-        Method(f"agent {label}", f"agent {path}", agent_search(path, seed, budget))
+        Method(f"agent {label}", f"agent {path}", agent_search(path, seed, budget), _plan_name(f"agent-{label}"))
         for label, path in zip(_short(agents), agents, strict=True)
     ]
-    found += [Method(name, f"search {name}", make_search(name, seed, budget)) for name in searches]
-    return [Method("searched", found[0].described, found[0].source)] if len(found) == 1 else found
+    found += [Method(name, f"search {name}", make_search(name, seed, budget), _plan_name(name)) for name in searches]
+    return [replace(found[0], label="searched")] if len(found) == 1 else found
+
+
+def _plan_name(label: str) -> str:
+    """A label may hold a part of a path."""
+    return f"{label.replace('/', '_')}.plan.json"
 
 
 def _short(paths: Sequence[Path]) -> list[str]:

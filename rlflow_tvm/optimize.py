@@ -15,7 +15,7 @@ from rlflow_tvm import cli
 
 if TYPE_CHECKING:
     from rlflow_tvm.cost import CostModel, Ratio, Tuned
-    from rlflow_tvm.passes import GraphState
+    from rlflow_tvm.passes import GraphState, Plan
     from rlflow_tvm.search import SearchResult
 
 
@@ -47,7 +47,7 @@ def main(
 ) -> None:
     """Find substitutions that make MODEL faster, check that its outputs stay the same, and save them as a plan
     or the whole as an ONNX model or a compiled library."""
-    cli.check_writable(plan, onnx, library, json)
+    cli.check_writable(plan, onnx, library, json, inputs=[Path(model), agent])
     tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
     from rlflow_tvm.cost import (
         LEAST_TRIALS,
@@ -76,18 +76,26 @@ def main(
         to_onnx(mod)  # what cannot be exported is told now, not after the search
     if library is not None:
         check_linker(library)
+    unchecked: list[Plan] = []
     with (
         KernelDatabase(default_path()) as database,
         CostModel(tvm_target, database, policy=policy, remote=remote) as cost_model,
         cli.progress_bar("searching") as bar,
     ):
-        result = optimize(
-            mod,
-            method,
-            cost_model,
-            progress=lambda done, total, best: bar(done, total, cli.milliseconds(best)),
-            interruptible=True,
-        )
+        try:
+            result = optimize(
+                mod,
+                method,
+                cost_model,
+                progress=lambda done, total, best: bar(done, total, cli.milliseconds(best)),
+                interruptible=True,
+                on_plan=unchecked.append,
+            )
+        except KeyboardInterrupt:
+            if plan is not None and unchecked:  # the search had ended
+                unchecked[0].save(plan)
+                log.warning("outputs were not compared: the plan written to %s is unchecked", plan)
+            raise
         if plan is not None:
             result.plan.save(plan)  # before the modules are timed: Ctrl-C shall lose nothing
         rewrites, gain = len(result.plan), None

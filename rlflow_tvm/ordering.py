@@ -14,10 +14,12 @@ import numpy as np
 import psutil
 import tvm
 
+from rlflow_tvm import ir
 from rlflow_tvm.envs import PassOrderingEnv
 from rlflow_tvm.envs.pass_ordering import METRICS
 from rlflow_tvm.errors import AgentError, UsageError
 from rlflow_tvm.passes import OrderedPasses
+from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.ordering import PASSES, applied
 
 CHECKPOINT, ORDER, LOG = "agent.safetensors", "best.order.json", "progress.jsonl"
@@ -212,7 +214,8 @@ def common_order(
 class LearnedOrder:
     """Let a trained agent choose passes for the module at hand, and keep the best it comes by. Needs `[agents,sb3]`.
 
-    AgentError if the file is unusable, or the agent was trained with other passes or operators than there are.
+    A module that computes nothing at run time is left as it is. AgentError if the file is unusable, or the agent was
+    trained with other passes or operators than there are.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -226,6 +229,8 @@ class LearnedOrder:
         unknown = set(told["passes"]) - set(PASSES)
         if unknown:
             raise AgentError(f"{self._path}: was trained with the pass {min(unknown)}, which there is not: train anew")
+        if Graph.from_module(ir.detach(mod).mod).is_empty:
+            return mod
         env = PassOrderingEnv({"main": mod}, passes=told["passes"], reward=told["reward"], horizon=told["horizon"])
         if env.operators != told["operators"]:
             raise AgentError(f"{self._path}: was trained with another TVM, which has other operators: train anew")

@@ -62,9 +62,9 @@ def main(
         raise UsageError(f"--format {format}: there are html and png")
     given = _given(source, plan, model)
     place = out or (given.folder / ("report.html" if format == "html" else "plots"))
-    cli.check_writable(json, place if format == "html" else None)
+    cli.check_writable(json, place if format == "html" else None, inputs=[given.plan, given.file])
     if format == "png":
-        _check_folder(place)
+        cli.check_folder(place, "cost.png")
     remote = cli.parse_rpc(rpc, rpc_key)
     if given.rpc_key is not None and remote is None and target is None:
         raise UsageError(
@@ -161,13 +161,6 @@ def _training(run: RunFolder, as_trained: bool) -> Training:
 
     plans = {name: Plan.load(path) for name, path in run.plans.items() if path.exists()}
     return Training(run.agent, run.progress, run.best, plans, as_trained)
-
-
-def _check_folder(folder: Path) -> None:
-    """UsageError now rather than after long work where plots cannot be put into `folder`."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder}: is a file; give a folder for the plots")
-    cli.check_writable(folder / "cost.png" if folder.is_dir() else folder)
 
 
 def _write_all(folder: Path, files: dict[str, bytes]) -> None:

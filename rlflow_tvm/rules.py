@@ -39,7 +39,7 @@ def list_rules(
     json: Annotated[Path | None, typer.Option(help="Write all of it to this JSON file.")] = None,
 ) -> None:
     """Each rule's name, family, equation, conditions and proof; with --model, where it fires."""
-    cli.check_writable(json)
+    cli.check_writable(json, inputs=[file])
     from rlflow_tvm.passes.proofs import recorded_proof
 
     everything, proofs = _read(file)
@@ -90,6 +90,11 @@ def verify(
     if record and rule:
         raise UsageError("--record and --rule: all proofs are recorded together; leave --rule out")
     everything, _ = _read(file)
+    if not everything:
+        raise RewriteError(f"{file}: there is no rule in it to prove; give a file that holds one")
+    path = recorded.catalogue_path() if file is None else file
+    if record:
+        cli.check_writable(path)
     unknown = set(rule or ()) - {known.name for known in everything}
     if unknown:
         raise UsageError(f"--rule {min(unknown)}: there is no such rule; `rules list` names them")
@@ -109,7 +114,6 @@ def verify(
         errors = float_check(rules, cli.parse_target('{"kind": "llvm", "num-cores": 2, "opt-level": 0}'), seed)
         print(f"{len(errors)} rules checked compiled: differences up to {max(errors.values()):.1e}")
     if record:
-        path = recorded.catalogue_path() if file is None else file
         cli.write_json(path, proofs if file is None else recorded.rules_as_json(rules, proofs))
         print(f"recorded in {path}")
 

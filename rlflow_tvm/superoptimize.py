@@ -25,11 +25,11 @@ from rlflow_tvm.cost import (
     measure_interleaved,
 )
 from rlflow_tvm.envs import ENVIRONMENTS, RewriteProblem
-from rlflow_tvm.errors import AgentError, CostError
+from rlflow_tvm.errors import AgentError, CostError, PlanError, RewriteError
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.ir import main_of
 from rlflow_tvm.kernels import as_target, extract_kernels, num_cores, pipeline
-from rlflow_tvm.passes import CATALOGUE, RuleSet
+from rlflow_tvm.passes import CATALOGUE, Plan, RuleSet
 from rlflow_tvm.search import DEFAULT_SEARCH, Budget, Progress, Search, SearchResult, check_seed, make_search
 from rlflow_tvm.verify import check_state, with_weights
 
@@ -47,22 +47,40 @@ def optimize(
     progress: Progress | None = None,
     *,
     interruptible: bool = False,
+    on_plan: Callable[[Plan], None] | None = None,
 ) -> SearchResult:
     """Search for a cheaper graph that computes the same, and check that it does.
 
-    With `interruptible`, Ctrl-C ends the search with the best graph so far, and a second one the program.
+    With `interruptible`, Ctrl-C ends the search with the best graph so far, and a second one the program. `on_plan` is
+    told of the plan before its outputs are checked: that takes a while too, and may be interrupted.
 
-    RewriteError if its outputs on random inputs differ from those of `mod`; errors of the rooms below as they are.
+    RewriteError if its outputs on random inputs differ from those of `mod`, which says where the plan is kept; errors
+    of the rooms below as they are.
     """
     problem = RewriteProblem(mod, cost_model, rules)
     with _stopped_by_ctrl_c(problem) if interruptible else nullcontext():
         result = search.run(problem, progress)
     if result.state.actions:
-        if cost_model.timer.remote is None:
-            check_state(result.state, cost_model.target, choices=cost_model.choices)
-        else:  # outputs are compared here, where what was measured there decides nothing
-            check_state(result.state, as_target(None))
+        if on_plan is not None:
+            on_plan(result.plan)
+        try:
+            if cost_model.timer.remote is None:
+                check_state(result.state, cost_model.target, choices=cost_model.choices)
+            else:  # outputs are compared here, where what was measured there decides nothing
+                check_state(result.state, as_target(None))
+        except RewriteError as error:
+            raise RewriteError(f"{error}; the plan, which must not be used, {_kept(result.plan)}") from error
     return result
+
+
+def _kept(plan: Plan) -> str:
+    """Where a plan is that only the report of a bug is to have: it is written now, and would be lost with the error."""
+    path = default_path().with_name(f"wrong.{plan.end_hash:016x}.plan.json")
+    try:
+        plan.save(path)
+    except PlanError as error:
+        return f"is lost: {error}"
+    return f"is in {path}"
 
 
 def keep_if_not_slower(

@@ -82,7 +82,7 @@ def main(
 
     Neither --workers nor --ray changes what is trained, given the same kernel times.
     """
-    cli.check_writable(json)
+    cli.check_writable(json, inputs=[start, *map(Path, models or ())])
     tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
     from rlflow_tvm.agents import agent_kind
     from rlflow_tvm.errors import UsageError
@@ -109,6 +109,8 @@ def main(
         unfit = next((name for name, value in given.items() if value), None)
         if unfit:
             raise UsageError(f"{unfit} does not go with --env pass-ordering: leave it out")
+        if shapes and not models:
+            raise UsageError("--shape is for MODELS: give one, or leave it out, for the corpus has shapes of its own")
         with cli.progress_bar("training") as bar:
             ordered = _order_passes(models, agent, shapes, bar, steps=steps, seed=seed, out=out, **chosen)
         cli.write_json(json, ordered.to_json())

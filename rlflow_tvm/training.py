@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +19,7 @@ import tvm
 from rlflow_tvm.cost import RpcDevices, target_key
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.envs.rewards import REWARDS
-from rlflow_tvm.errors import UsageError
+from rlflow_tvm.errors import AgentError, UsageError
 from rlflow_tvm.frontend import import_models, split_shapes
 from rlflow_tvm.passes import Plan
 from rlflow_tvm.rollouts import FACTORY, description, make_env, make_problems, open_prices, store_rows, structures
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 REWARD = "improvement"
 """Agents are trained to find cheap graphs and to stop there; see `envs.rewards`."""
+_LOCK = "lock"
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,30 @@ def plan_paths(out: Path, models: Iterable[str]) -> dict[str, Path]:
     return {model: out / f"best.{name}.plan.json" for model, name in names.items()}
 
 
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """No other process of this machine trains in the folder inside: two would overwrite each other's agent and plans.
+    AgentError while one does, or where the folder cannot be used."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / _LOCK).open("w")
+    except OSError as error:
+        raise AgentError(f"{folder}: cannot be written ({error.strerror}); give another output folder") from error
+    with lock:  # closed, it is free again, also where the process is killed
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise AgentError(
+                f"{folder}: another process is training in it (and locks {_LOCK} there); wait for it or end it, or "
+                "give another output folder"
+            ) from error
+        except OSError as error:
+            raise AgentError(
+                f"{folder / _LOCK}: cannot be locked ({error.strerror}); give a folder on a disk of this machine"
+            ) from error
+        yield
+
+
 def train_on_models(
     models: Mapping[str, Path],
     agent: str,
@@ -213,8 +240,9 @@ def train_on_models(
     where they are not to be the defaults. `starts`: of some models a plan file, as a search
     finds it: its graph is remembered from the beginning.
 
-    AgentError or UsageError, before anything is imported or priced, if `out` cannot be used; AgentError if the
-    training in it was on other modules, for another target or with other settings.
+    AgentError, UsageError or PlanError, before anything is imported or priced, if `out` or a file of `starts` cannot be
+    used; AgentError while another process trains in `out`, or if the training in it was on other modules, for another
+    target or with other settings.
     """
     from rlflow_tvm.agents import Workers, agent_kind
 
@@ -226,14 +254,14 @@ def train_on_models(
     stale = [path for path in plan_paths(out, models).values() if path.exists()]
     if stale and not resume:
         raise UsageError(f"{stale[0]}: is a plan of another training; move it away, or give another output folder")
+    given = {name: Plan.load(path) for name, path in (starts or {}).items()}
     shapes = shapes or {}
     modules = import_models(models, shapes)
     elsewhere = ray is not None or (workers is not None and workers > 1)
-    with open_prices(target, elsewhere, remote, predict) as prices:
+    with open_prices(target, elsewhere, remote, predict) as prices, ExitStack() as stack:
         problems = make_problems(modules, prices.cost_model)
         env = make_env(problems, horizon, reward, kind.environment)
 
-        given = {name: Plan.load(path) for name, path in (starts or {}).items()}
         priced = {
             name: problems[name].cost(problems[name].start.replay(plan), confirmed=True) for name, plan in given.items()
         }
@@ -270,6 +298,7 @@ def train_on_models(
             plans().offer(best["model"], Plan.of(best["plan"]), best["run_secs"], taken)
 
         told = description(models, shapes, target, remote, kind.environment, horizon, reward, predict, problems)
+        stack.enter_context(_alone_in(out))
         result = kind.train(
             env,
             config,

@@ -26,7 +26,7 @@ import multiprocessing
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +38,7 @@ from rlflow_tvm.cli import model_path, parse_target, write_json
 from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, PredictionPolicy, default_path
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.envs.rewards import REWARDS
-from rlflow_tvm.errors import UsageError
+from rlflow_tvm.errors import RlflowError, UsageError
 from rlflow_tvm.passes import GraphState, Plan
 from rlflow_tvm.search import SEARCHES, Budget, SearchResult, make_search
 from rlflow_tvm.superoptimize import agent_search
@@ -126,6 +126,19 @@ def search_run(run: Run) -> dict[str, Any]:
     return searched(run, make_search(run.method, run.seed, Budget(run.steps)))[1]
 
 
+def started(run: Run, search: str, folder: Path) -> dict[str, Any]:
+    """What the search before a training found. It stands in the training's folder: to a run that goes on after an
+    interruption, the same search would find something else, as more kernels are in the database by then."""
+    path = folder / "start.json"
+    made = {"predict": run.predict, "prices": prices(run.target)}
+    row = json.loads(path.read_text()) if path.exists() else {}
+    if row.get("made") != made:
+        folder.mkdir(parents=True, exist_ok=True)
+        row = {**searched(run, make_search(search, run.seed, Budget(run.steps // 2)))[1], "made": made}
+        write_json(path, row)
+    return row
+
+
 def agent_run(run: Run, folder: Path) -> dict[str, Any]:
     """A training: after a search, which is paid for out of the same steps, or for another reward than the usual one,
     where the method says so."""
@@ -133,10 +146,10 @@ def agent_run(run: Run, folder: Path) -> dict[str, Any]:
     agent, _, search = method.partition(AFTER)
     spent, wall_secs, curve, starts = 0, 0.0, [], {}
     if search:
-        before, row = searched(run, make_search(search, run.seed, Budget(run.steps // 2)))
-        spent, wall_secs, curve = before.env_steps, before.wall_secs, row["curve"]
-        starts[run.model] = folder.with_suffix(".start.plan")
-        before.plan.save(starts[run.model])
+        row = started(run, search, folder)
+        spent, wall_secs, curve = row["env_steps"], row["wall_secs"], list(row["curve"])
+        starts[run.model] = folder / "start.plan.json"
+        Plan.of({**row["plan"], "actions": row["actions"]}).save(starts[run.model])
     outcome = train_on_models(
         {run.model: model_path(run.model)}, agent, parse_target(run.target), steps=run.steps - spent, seed=run.seed,
         out=folder, resume=(folder / "agent.safetensors").exists(), horizon=run.horizon, predict=run.predict,
@@ -174,7 +187,11 @@ def plan_of(best: Mapping[str, Any], start: Path | None, last: Plan) -> Plan:
 def done(run: Run, out: Path) -> None:
     """Do one run, in a process of its own."""
     path = run.path(out)
-    row = search_run(run) if run.method in SEARCHES else agent_run(run, path.with_suffix(""))
+    try:
+        row = search_run(run) if run.method in SEARCHES else agent_run(run, path.with_suffix(""))
+    except RlflowError as error:  # as where a process that another call began still trains there
+        print(f"  error: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)
     write_json(path, {**dataclasses.asdict(run), "prices": prices(run.target), **row})
 
 
@@ -245,20 +262,16 @@ def check_prices(folder: Path, target: str) -> None:
             raise UsageError(f"{path}: is of {theirs}, this is {ours}; give another --out, or go on there")
 
 
-def check_made(path: Path, rows: Sequence[Mapping[str, Any]], made: Mapping[str, Any]) -> None:
-    """UsageError where one of the results in a file, each of which tells how it was `made`, was made in another way."""
-    for row in rows:
-        theirs = row.get("made", {})
-        for name, value in made.items():
-            if theirs.get(name) != value:
-                raise UsageError(f"{path}: {name} was {theirs.get(name)}, is {value}; give that, or another --out")
-
-
-def check_settings(run: Run, out: Path) -> None:
-    """UsageError where there is a result of this run with other settings of the agent."""
+def check_options(run: Run, out: Path) -> None:
+    """UsageError where there is a result of this run that was made with other options than this one."""
     path = run.path(out)
-    if path.exists() and json.loads(path.read_text()).get("settings", {}) != run.settings:
-        raise UsageError(f"{path}: was made with other --settings; give those, or another --out")
+    if not path.exists():
+        return
+    row = json.loads(path.read_text())
+    # an episode's steps are nothing to a search; earlier versions told no settings where they were the usual ones
+    for name in ("settings", "predict") if run.method in SEARCHES else ("settings", "predict", "horizon"):
+        if row.get(name, {}) != getattr(run, name):
+            raise UsageError(f"{path}: was made with another --{name}; give that, or another --out")
 
 
 def main() -> int:
@@ -286,7 +299,7 @@ def main() -> int:
         for model in options.models:
             check_prices(options.out / model_name(model), options.target)
         for run in runs(options):
-            check_settings(run, options.out)
+            check_options(run, options.out)
     except UsageError as error:
         parser.error(str(error))
     failed = 0

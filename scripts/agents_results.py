@@ -1,10 +1,10 @@
-"""What `scripts/agents.py` left in folders: its runs, and what they gained."""
+"""What scripts left in files, and of `scripts/agents.py` the runs, and what they gained."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,20 @@ def read_json(path: Path) -> Any:
         raise UsageError(f"{path}: cannot be read ({error.strerror}); run the script that writes it first") from None
     except ValueError as error:
         raise UsageError(f"{path}: is no JSON ({error}); remove it, and run the script that writes it again") from None
+
+
+def read_number(value: float | None) -> float:
+    """Of a file: there null stands for what is infinite or no number, for which JSON has no word."""
+    return np.inf if value is None else value
+
+
+def check_made(path: Path, rows: Sequence[Mapping[str, Any]], made: Mapping[str, Any]) -> None:
+    """UsageError where one of the results in a file, each of which tells how it was `made`, was made in another way."""
+    for row in rows:
+        theirs = row.get("made", {})
+        for name, value in made.items():
+            if theirs.get(name) != value:
+                raise UsageError(f"{path}: {name} was {theirs.get(name)}, is {value}; give that, or another --out")
 
 
 def rows_of(*folders: Path) -> Found:

@@ -6,7 +6,8 @@ torch modules, where torch sees the GPU; `torch_graphs` is its mode "reduce-over
 on the same inputs in interleaved rounds, the seconds that compiling took, and the difference of our outputs from ONNX
 Runtime's as a share of their range. With --kernels a line for each kernel: its time with its operands where the last
 run left them, and its share of peak: the time that its operations (or its bytes, where those take longer) need at the
-best rate measured here, over its time.
+best rate measured here, over its time. What is measured is written to --out as it comes; a model that fails is told of,
+and the others go on.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tvm import relax, te
 
 from rlflow_tvm import from_onnx
 from rlflow_tvm.cli import ZOO_PREFIX, model_path, write_json
+from rlflow_tvm.comparison_figures import finite
 from rlflow_tvm.cost import kernel_bytes, kernel_flops
 from rlflow_tvm.errors import CostError, KernelError, RlflowError
 from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, zoo
@@ -73,23 +75,25 @@ def run(arguments: argparse.Namespace, target: tvm.target.Target) -> None:
     )
     if torch_with_cuda() is None:
         console.print("torch.compile is left out: it needs torch with CUDA")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for model in arguments.models:
+        row: dict[str, Any] = {"model": model}
+        rows.append(row)
         try:
-            measured = bench_model(model, target, arguments.dtype, arguments.rounds, arguments.against)
-        except RuntimeError as error:  # a kernel that cannot be launched: grid, block and name, then its whole source
-            measured = {"failed": " ".join(str(error).split("\n")[:3])[:300]}
-        rows.append({"model": model, **measured})
-        console.print(rows[-1], highlight=False)
-        if arguments.kernels and "failed" not in measured:
-            kernels = bench_kernels(model, target, arguments.dtype, flops, byte_rate)
-            rows[-1]["kernels"] = kernels
-            show(console, model, kernels)
-    write_json(arguments.out, {"flops_per_sec": flops, "bytes_per_sec": byte_rate, "models": rows})
+            row |= bench_model(model, target, arguments.dtype, arguments.rounds, arguments.against)
+            console.print(row, highlight=False)
+            if arguments.kernels:
+                row["kernels"] = bench_kernels(model, target, arguments.dtype, flops, byte_rate)
+                show(console, model, row["kernels"])
+        except (RlflowError, RuntimeError) as error:
+            # of a kernel that cannot be launched: grid, block and name, then its whole source
+            row["failed"] = " ".join(str(error).split("\n")[:3])[:300]
+            console.print({"model": model, "failed": row["failed"]}, highlight=False)
+        write_json(arguments.out, {"flops_per_sec": flops, "bytes_per_sec": byte_rate, "models": rows})
     failed = [row["model"] for row in rows if "failed" in row]
     if failed:
         raise KernelError(
-            f"{', '.join(failed)}: did not run, for the reason told above; report it with the model's name"
+            f"{', '.join(failed)}: failed for the reason told above; mend that, or report it with the model's name"
         )
 
 
@@ -133,7 +137,7 @@ def bench_model(
             result[f"{name}_over_ours"] = float(np.median([theirs / ours for theirs, ours in pairs]))
     result |= {f"{name}_compile_secs": secs for name, secs in compile_secs.items()}
     expected = onnxruntime_outputs(path, arrays)
-    result["error"] = max(range_error(found, expected) for found in outputs.values())
+    result["error"] = finite(max(range_error(found, expected) for found in outputs.values()))
     return result
 
 

@@ -22,14 +22,17 @@ from typing import Any
 import numpy as np
 import torch
 import tvm
+from agents_results import check_made, read_number
 from rich.console import Console
 from rich.table import Table
 from tvm import relax
 
 from rlflow_tvm import from_onnx
 from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
+from rlflow_tvm.comparison_figures import finite
 from rlflow_tvm.cost import Candidate, Runners, export_library, export_peak, peak_flops
 from rlflow_tvm.dataflow import all_bindings, variables_of
+from rlflow_tvm.errors import UsageError
 from rlflow_tvm.ir import detach
 from rlflow_tvm.kernels import Choice, explain, num_cores, pipeline
 from rlflow_tvm.verify import range_error
@@ -134,7 +137,7 @@ def bench(operator: Operator, target: tvm.target.Target, runners: Runners, round
         "ratio": float(np.median([b / a for a, b in zip(ours.round_secs, theirs.round_secs, strict=True)])),
         "flops_per_sec": operator.flops / ours.run_secs, "share_of_peak": share,
         "torch_share_of_peak": torch_share, "peak": float(np.median(peak)),
-        "difference": range_error(ours.outputs, theirs.outputs),
+        "difference": finite(range_error(ours.outputs, theirs.outputs)),
     }  # fmt: skip
 
 
@@ -147,6 +150,11 @@ def main() -> None:
     arguments = parser.parse_args()
     target = parse_target(arguments.target)
     rows: list[dict[str, Any]] = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
+    made = {"rounds": arguments.rounds, "target": arguments.target}
+    try:
+        check_made(arguments.out, rows, made)
+    except UsageError as error:
+        parser.error(str(error))
     known = {row["operator"] for row in rows}
     todo: dict[str, Operator] = {}
     for model in arguments.models:
@@ -154,7 +162,7 @@ def main() -> None:
     with Runners(num_cores(target), timeout_secs=600.0) as runners, progress_bar("operators") as bar:
         for number, (name, operator) in enumerate(todo.items()):
             bar(number, len(todo), name)
-            rows.append(bench(operator, target, runners, arguments.rounds))
+            rows.append({**bench(operator, target, runners, arguments.rounds), "made": made})
             write_json(arguments.out, rows)
     show(rows)
 
@@ -171,7 +179,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         table.add_row(
             row["operator"], " ".join(row["rules"]), f"{row['run_secs'] * 1e6:.1f}", f"{row['torch_secs'] * 1e6:.1f}",
             f"{row['ratio']:.2f}", f"{row['flops_per_sec'] / 1e9:.0f}", f"{row['share_of_peak']:.2f}",
-            f"{row['torch_share_of_peak']:.2f}", f"{row['difference']:.0e}",
+            f"{row['torch_share_of_peak']:.2f}", f"{read_number(row['difference']):.0e}",
         )  # fmt: skip
     console.print(table)
     shares = [row["share_of_peak"] for row in rows]

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from agents_results import rows_of
+from agents_results import check_made, read_number, rows_of
 from rich.console import Console
 from rich.table import Table
 from tvm import relax
@@ -35,6 +35,7 @@ from tvm import relax
 from rlflow_tvm import from_onnx
 from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
 from rlflow_tvm.comparison import CONVERTED, UNSEARCHED, unsearched
+from rlflow_tvm.comparison_figures import finite
 from rlflow_tvm.cost import Candidate, CostModel, KernelDatabase, default_path, export_library, measure_interleaved
 from rlflow_tvm.errors import RlflowError, UsageError
 from rlflow_tvm.frontend import random_inputs, zoo
@@ -99,7 +100,7 @@ def bench(
     for name, times in measured.items():
         result[f"{name}_secs"] = times.run_secs
         result[f"{name}_quartiles"] = times.quartiles
-        result[f"{name}_error"] = range_error(times.outputs, measured["onnxruntime"].outputs)
+        result[f"{name}_error"] = finite(range_error(times.outputs, measured["onnxruntime"].outputs))
     for name in modules:
         for other in AGAINST:
             if other in measured:
@@ -160,7 +161,7 @@ def show(rows: list[dict[str, Any]]) -> None:
             table.add_row(
                 row["model"].removeprefix("zoo:"), name, f"{row[f'{name}_secs'] * 1e3:.2f}",
                 f"{low * 1e3:.2f}-{high * 1e3:.2f}", *cells, f"{row[f'{name}_compile_secs']:.1f}",
-                f"{row[f'{name}_link_secs']:.1f}", f"{row[f'{name}_error']:.1e}",
+                f"{row[f'{name}_link_secs']:.1f}", f"{read_number(row[f'{name}_error']):.1e}",
             )  # fmt: skip
     console = Console(width=150)
     console.print(table)
@@ -184,27 +185,28 @@ def main() -> None:
     models = [name for model in arguments.models for name in (LIGHT if model == "light" else (model,))]
     rows: list[dict[str, Any]] = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
     runs = None if arguments.runs is None else str(arguments.runs)
-    known = {(row["model"], row["search"]) for row in rows if row.get("runs") == runs}
-    with KernelDatabase(default_path()) as database, CostModel(target, database) as cost_model:
-        for model in models:
-            if (model, arguments.search) in known:
-                continue
-            try:
-                rows.append(
-                    bench(
-                        model, target, arguments.search, arguments.rounds, cost_model, arguments.against, arguments.runs
-                    )
+    made = {"rounds": arguments.rounds, "against": sorted(arguments.against), "target": arguments.target}
+
+    def wanted() -> list[dict[str, Any]]:
+        """The rows of what was asked for."""
+        ours = arguments.search, runs
+        return [row for row in rows if row["model"] in models and (row["search"], row.get("runs")) == ours]
+
+    try:
+        check_made(arguments.out, wanted(), made)
+        known = {row["model"] for row in wanted()}
+        with KernelDatabase(default_path()) as database, CostModel(target, database) as cost_model:
+            for model in models:
+                if model in known:
+                    continue
+                row = bench(
+                    model, target, arguments.search, arguments.rounds, cost_model, arguments.against, arguments.runs
                 )
-            except RlflowError as error:
-                parser.error(str(error))
-            write_json(arguments.out, rows)
-    show(
-        [
-            row
-            for row in rows
-            if row["model"] in models and row["search"] == arguments.search and row.get("runs") == runs
-        ]
-    )
+                rows.append({**row, "made": made})
+                write_json(arguments.out, rows)
+    except RlflowError as error:
+        parser.error(str(error))
+    show(wanted())
 
 
 if __name__ == "__main__":

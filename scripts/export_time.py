@@ -26,11 +26,13 @@ from typing import Any
 
 import onnx
 import tvm
+from agents_results import check_made, read_number
 from papers.page import markdown
 from papers.results import machine
 
 from rlflow_tvm import from_onnx
 from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
+from rlflow_tvm.comparison_figures import finite
 from rlflow_tvm.cost import (
     Candidate,
     CostModel,
@@ -99,7 +101,7 @@ def bench(model: str, search: str, budget: Budget | None, rounds: int, cost_mode
     row["original_secs"] = theirs.run_secs
     for name, outputs in again.items():
         row |= compared(name, theirs, measured[name])
-        row[f"{name}_again_error"] = range_error(outputs, theirs.outputs)
+        row[f"{name}_again_error"] = finite(range_error(outputs, theirs.outputs))
     return row
 
 
@@ -107,7 +109,7 @@ def compared(name: str, theirs: EndToEnd, ours: EndToEnd) -> dict[str, Any]:
     """An export's figures against the original's."""
     return {
         f"{name}_secs": ours.run_secs,
-        f"{name}_error": range_error(ours.outputs, theirs.outputs),
+        f"{name}_error": finite(range_error(ours.outputs, theirs.outputs)),
         **ratio_json(f"{name}_gain", Ratio.of(theirs, ours)),
     }
 
@@ -119,7 +121,7 @@ def table(rows: Iterable[dict[str, Any]]) -> list[str]:
     for row in rows:
         names = [name for name in (IMPORTED, SEARCHED) if f"{name}_gain" in row]
         gains = [gain(row, name) for name in (IMPORTED, SEARCHED)]
-        worst = [max(row[f"{name}_{of}"] for name in names) for of in ("error", "again_error")]
+        worst = [max(read_number(row[f"{name}_{of}"]) for name in names) for of in ("error", "again_error")]
         rewrites = str(row.get(f"{SEARCHED}_rewrites", "-"))
         called = row["model"].removeprefix("zoo:")
         lines.append((called, f"{row['original_secs'] * 1e3:.2f}", *gains, rewrites, *(f"{w:.1e}" for w in worst)))
@@ -143,14 +145,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = json.loads(options.out.read_text()) if options.out.exists() else []
-    known = {(row["model"], row["search"]) for row in rows}
     target = parse_target("llvm")
+    made = {"budget": None if options.search == "none" else options.budget, "rounds": options.rounds}
+    known = [row for row in rows if row["model"] in options.models and row["search"] == options.search]
+    there = {row["model"] for row in known}
     try:
+        check_made(options.out, known, made)
         budget = None if options.budget is None else Budget.parse(options.budget)
         with KernelDatabase(default_path()) as database, CostModel(target, database) as cost_model:
             for model in options.models:
-                if (model, options.search) not in known:
-                    rows.append(bench(model, options.search, budget, options.rounds, cost_model))
+                if model not in there:
+                    rows.append({**bench(model, options.search, budget, options.rounds, cost_model), "made": made})
                     write_json(options.out, rows)
                     print(*table(rows[-1:])[2:], flush=True)
     except RlflowError as error:

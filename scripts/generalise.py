@@ -17,7 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agents import Run, check_made, prices, searched
+from agents import Run, prices, searched
+from agents_results import check_made
 from papers.shapes import unseen_lines
 
 from rlflow_tvm.agents import AGENTS

@@ -15,10 +15,12 @@ from rich.table import Table
 
 from rlflow_tvm import ApplyPlan, from_onnx
 from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
+from rlflow_tvm.comparison_figures import finite
 from rlflow_tvm.cost import KernelDatabase, KernelTimer, Temperatures, default_path, kernel_flops, measure_roofline
 from rlflow_tvm.kernels import Lowering, explain
 
 HEAVY_RULES = ("conv2d", "conv2d_pixels", "winograd", "matmul")
+MEASURED = ("run_secs", "flops_per_sec", "share_of_peak")
 
 
 def main() -> None:
@@ -60,7 +62,12 @@ def main() -> None:
     if shares:
         console.print(f"matmul and convolution: {len(shares)} kernels, median share {np.median(shares):.2f}, "
                       f"lowest {min(shares):.2f}, {sum(s < 0.5 for s in shares)} under 0.5")  # fmt: skip
-    write_json(arguments.out, rows)
+    write_json(arguments.out, as_json(rows))
+
+
+def as_json(rows: list[dict]) -> list[dict]:
+    """The rows; null for the figures of a kernel that could not be run."""
+    return [{**row, **{name: finite(row[name]) for name in MEASURED}} for row in rows]
 
 
 def show(console: Console, rows: list[dict], least: float) -> None:

@@ -39,14 +39,16 @@ def from_scratch(state: GraphState, rounds: int) -> list[float]:
 
 
 def after_rewrites(state: GraphState, steps: int, seed: int) -> list[float]:
-    rng, secs = np.random.default_rng(seed), []
-    while len(secs) < steps:
+    """Fewer where nothing is left to rewrite, or moves are refused."""
+    rng, secs, refused = np.random.default_rng(seed), list[float](), 0
+    while len(secs) + refused < steps and any(state.sites.values()):
         action = random_action(state, rng)
         if action is None:
             continue
         try:
             graph = apply_match(state.graph, state.match(action), state.matches.parameters)
         except RewriteError:
+            refused += 1
             continue
         began = time.perf_counter()
         state.matches.after(graph)
@@ -70,10 +72,14 @@ def main() -> int:
             [1e3 * secs for secs in found]
             for found in (from_scratch(state, options.rounds), after_rewrites(state, options.steps, options.seed))
         )
+        walked = (
+            f"after a rewrite {np.median(after):.2f} ms, 95 % {np.quantile(after, 0.95):.2f}, most {max(after):.2f}"
+            if after
+            else "no rewrite"
+        )
         print(
             f"{name}: {len(state.graph.nodes)} bindings, {len(ruleset.rules)} rules, {sites} sites; from scratch "
-            f"{np.median(scratch):.1f} ms ({min(scratch):.1f} to {max(scratch):.1f}); after a rewrite "
-            f"{np.median(after):.2f} ms, 95 % {np.quantile(after, 0.95):.2f}, most {max(after):.2f}",
+            f"{np.median(scratch):.1f} ms ({min(scratch):.1f} to {max(scratch):.1f}); {walked}",
             flush=True,
         )
     return 0

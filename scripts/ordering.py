@@ -32,10 +32,12 @@ import numpy as np
 import psutil
 import tvm
 import tvm_ffi
+from agents_results import read_number
 from tvm import relax
 
 from rlflow_tvm import ir
 from rlflow_tvm.cli import parse_target, progress_bar, write_json
+from rlflow_tvm.comparison_figures import finite
 from rlflow_tvm.cost import export_library, measure_interleaved
 from rlflow_tvm.envs import PassOrderingEnv
 from rlflow_tvm.errors import RlflowError, UsageError
@@ -171,21 +173,21 @@ def checks(out: Path, jobs: int) -> None:
     with processes(jobs) as pool, progress_bar("checking") as bar:
         futures = {pool.submit(checked, name, orders, rows.get(name, {})): name for name, orders in found.items()}
         for done, future in enumerate(as_completed(futures)):
-            rows[futures[future]] = future.result()
+            rows[futures[future]] = {key: finite(error) for key, error in future.result().items()}
             write_json(path, rows)
             bar(done + 1, len(found), futures[future])
-    errors = [error for row in rows.values() for error in row.values()]
+    errors = [read_number(error) for row in rows.values() for error in row.values()]
     wrong = sum(error > TOLERANCE for error in errors)
     print(f"{len(errors)} modules of {len(rows)} graphs: {wrong} differ, largest difference {max(errors):.1e}")
 
 
-def checked(name: str, orders: set[tuple[str, ...]], known: dict[str, float]) -> dict[str, float]:
+def checked(name: str, orders: set[tuple[str, ...]], known: dict[str, float | None]) -> dict[str, float]:
     """Structural hash of each module that the orders make of the graph -> its largest difference from the graph's
     outputs, as a share of their range, in double precision where that is too much in single. Modules that are `known`
     to be equal are not run again."""
     mod = graphs(test=True)[name]
     made = {f"{tvm_ffi.structural_hash(each) & (2**64 - 1):016x}": each for each in (applied(o, mod) for o in orders)}
-    found = {key: known[key] for key in made if known.get(key, math.inf) <= TOLERANCE}
+    found = {key: error for key in made if (error := read_number(known.get(key))) <= TOLERANCE}
     if made.keys() <= found.keys():
         return found
     draws = [arguments(mod, positive) for positive in (True, False)]

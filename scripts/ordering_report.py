@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from agents_plots import pyplot
-from agents_results import told
+from agents_results import read_number, told
 from papers.page import markdown
 
 from rlflow_tvm.verify import TOLERANCE
@@ -147,7 +147,8 @@ def equality(folder: Path) -> list[str]:
     path = folder / "checks.json"
     if not path.exists():
         return []
-    errors = {(name, key): error for name, row in json.loads(path.read_text()).items() for key, error in row.items()}
+    rows = json.loads(path.read_text())
+    errors = {(name, key): read_number(error) for name, row in rows.items() for key, error in row.items()}
     wrong = [f"{name} ({error:.1e})" for (name, _), error in errors.items() if error > TOLERANCE]
     told_wrong = f"{len(wrong)} differ: {', '.join(wrong)}" if wrong else "none differs"
     return [f"{len(errors)} modules run against their originals: {told_wrong}; largest difference "

@@ -215,6 +215,11 @@ def ways(seed: int) -> Iterator[tuple[str, Choices]]:
         yield name, Choices(named)
 
 
+def told(problem: Exception) -> str:
+    """What failed, in one line."""
+    return f"{type(problem).__name__}: {(str(problem).strip().splitlines() or ['no message'])[-1]}"
+
+
 def wrong(path: Path, seed: int, steps: int, plan: Path) -> list[str]:
     """What is wrong with the net of a file; `plan` is written before what is rewritten is built."""
     target = as_target(None)
@@ -230,8 +235,7 @@ def wrong(path: Path, seed: int, steps: int, plan: Path) -> list[str]:
             try:
                 error = range_error(run_module(each.bound(), target, list(inputs.values()), choices), expected)
             except Exception as problem:  # noqa: BLE001 - whatever fails is the net's result; the others still run
-                last = str(problem).strip().splitlines()[-1]
-                found.append(f"{what}, kernels {name}: {type(problem).__name__}: {last}")
+                found.append(f"{what}, kernels {name}: {told(problem)}")
                 continue
             if not error <= TOLERANCE:
                 found.append(f"{what}, kernels {name}: outputs differ by {error:.1e} of their range")
@@ -252,8 +256,11 @@ def main() -> int:
         for number, seed in enumerate(range(options.seed, options.seed + options.count), 1):
             path, plan = folder / f"net{seed}.onnx", folder / f"net{seed}.plan.json"
             began = time.monotonic()
-            exported(seed, path)
-            problems = wrong(path, seed, options.steps, plan)
+            try:
+                exported(seed, path)
+                problems = wrong(path, seed, options.steps, plan)
+            except Exception as problem:  # noqa: BLE001 - whatever fails is the net's result; the other nets follow
+                problems = [f"not exported, imported or rewritten: {told(problem)}"]
             failures += bool(problems)
             if not problems:
                 path.unlink()

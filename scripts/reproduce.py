@@ -6,14 +6,14 @@
     python scripts/reproduce.py --quick --only rlflow-table1 xrlflow-cost
 
 --quick takes small models and few steps, some 25 to 30 minutes on two cores: it shows that everything works, and is no
-result. Without it the papers' models are run with five seeds, some 40 hours on two cores. Steps run one after the
-other, so that none disturbs another's times; whatever else the machine does meanwhile does disturb them. Kernel times
-are kept where they always are ($RLFLOW_TVM_HOME).
+result; its page is runs/quick/results.md. Without it the papers' models are run with five seeds, some 40 hours on two
+cores. Steps run one after the other, so that none disturbs another's times; whatever else the machine does meanwhile
+does disturb them. Kernel times are kept where they always are ($RLFLOW_TVM_HOME).
 
 What steps leave stays in --out, and a step that was done by the same command is not run again: after an interruption
-the same command goes on. A step that fails is told of, and the others are run; the exit code is then 1. --only names
-tables: just their steps are run. The page always has every table that there is something to make of; a single one is
-made by `scripts/paper.py`. Needs the extras [agents,onnxruntime,plots,zoo].
+the same command goes on. A step that fails is told of, and the others are run but for those that need it; the exit code
+is then 1. --only names tables: just their steps are run. The page always has every table that there is something to
+make of; a single one is made by `scripts/paper.py`. Needs the extras [agents,onnxruntime,plots,zoo].
 """
 
 from __future__ import annotations
@@ -65,13 +65,19 @@ def ran(words: Sequence[str]) -> int:
 
 
 def run_steps(names: Sequence[str], steps: dict[str, Step], out: Path) -> list[str]:
-    """Run those of the steps that are not done yet; those that failed."""
-    failed = []
+    """Run those of the steps that are not done yet; those that failed, or were not run as one that they need failed:
+    what that has left is not whole, and a step made of it would count as done."""
+    failed: list[str] = []
     left = [name for name in names if not is_done(out, name, steps[name])]
     for name in names:
         if name not in left:
             print(f"{name}: done before", flush=True)
     for number, name in enumerate(left, 1):
+        broken = [need for need in steps[name].needs if need in failed]
+        if broken:
+            failed.append(name)
+            print(f"\n{name} is not run: it needs {', '.join(broken)}", flush=True)
+            continue
         minutes = sum(steps[each].minutes for each in left[number - 1 :])
         print(
             f"\n{time.strftime('%H:%M:%S')} step {number} of {len(left)}: {name}, about {steps[name].minutes:.0f} "
@@ -87,7 +93,7 @@ def run_steps(names: Sequence[str], steps: dict[str, Step], out: Path) -> list[s
         write_json(record_path(out, name), record)
         if code:
             failed.append(name)
-            print(f"{name} failed (exit code {code}); the others go on", flush=True)
+            print(f"{name} failed (exit code {code}); those that do not need it go on", flush=True)
     return failed
 
 
@@ -145,7 +151,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=list(TABLES), metavar="NAME", help="run only what these need")
     parser.add_argument("--list", action="store_true", help="the tables, their steps and their minutes; run nothing")
     parser.add_argument("--out", type=Path, help="folder of what steps leave (runs/quick or runs/papers)")
-    parser.add_argument("--page", type=Path, default=Path("docs/results.md"), help="the page to write")
+    parser.add_argument("--page", type=Path, help="the page to write (docs/results.md, with --quick OUT/results.md)")
     options = parser.parse_args()
     budget = QUICK if options.quick else FULL
     out = options.out or Path("runs") / ("quick" if options.quick else "papers")
@@ -156,9 +162,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     (out / "steps").mkdir(parents=True, exist_ok=True)
     failed = run_steps(wanted_steps(options.only or list(sources), sources, steps), steps, out)
-    whole = write_page(budget, sources, out, options.page)
+    page = options.page or (out if options.quick else Path("docs")) / "results.md"
+    whole = write_page(budget, sources, out, page)
     if failed:
-        print(f"failed: {', '.join(failed)}", flush=True)
+        print(f"failed, or not run as what they need failed: {', '.join(failed)}", flush=True)
     return 1 if failed or not whole else 0
 
 

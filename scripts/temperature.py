@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from agents import check_made, prices
-from agents_results import Row
+from agents import prices
+from agents_results import Row, check_made
 from papers.world import temperature_lines
 
 from rlflow_tvm import from_onnx

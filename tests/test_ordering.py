@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,7 +28,8 @@ from rlflow_tvm.ordering import (
 from rlflow_tvm.passes import OrderedPasses
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.operations import Operations
-from tests.small_models import bound, wasteful
+from rlflow_tvm.passes.ordering import PASSES
+from tests.small_models import bound, module, wasteful
 
 
 def count(mod: tvm.IRModule) -> int:
@@ -51,6 +53,15 @@ def test_a_training_leaves_an_agent_an_order_and_a_log(tmp_path):
     assert count(LearnedOrder(tmp_path / "agent.safetensors")(mod)) < 6
     with pytest.raises(UsageError, match="there is a training in it"):
         train_on_graphs(graphs, "ppo", steps=10, seed=0, out=tmp_path)
+
+
+@pytest.mark.parametrize("simplified", [False, True])
+def test_a_module_that_computes_nothing_is_left_as_it_is(simplified, monkeypatch):
+    agent = SimpleNamespace(metadata={"passes": list(PASSES), "reward": "saving", "horizon": 4, "operators": ()})
+    monkeypatch.setattr("rlflow_tvm.agents.registry.named", lambda _: SimpleNamespace(load=lambda _path: agent))
+    mod = bound(module({"x": (2, 3)}, {}, lambda _emit, x: x))
+    mod = tvm.relax.transform.CanonicalizeBindings()(mod) if simplified else mod
+    tvm.ir.assert_structural_equal(LearnedOrder("agent.safetensors")(mod), mod)
 
 
 @pytest.mark.parametrize("left", ["progress.jsonl", "best.order.json"])
@@ -135,4 +146,11 @@ def test_what_cannot_be_is_one_line(tmp_path, arguments, told):
     assert done.returncode in (1, 2)
     assert told in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_shapes_of_no_model_are_refused(tmp_path):
+    done = run("--shape", "x=1,4", "--out", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert "error: --shape is for MODELS: give one, or leave it out" in done.stderr
     assert not (tmp_path / "out").exists()

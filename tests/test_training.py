@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.registry import AgentKind
 from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.envs import RewriteProblem
-from rlflow_tvm.errors import AgentError, RlflowError, UsageError
+from rlflow_tvm.errors import AgentError, PlanError, RlflowError, UsageError
 from rlflow_tvm.frontend import from_onnx
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.passes import Plan
@@ -105,6 +106,26 @@ def test_a_training_remembers_the_plan_it_is_given(chain, tmp_path):
     with pytest.raises(RlflowError, match="another module"):
         train(other, tmp_path / "other", starts={"chain": tmp_path / "greedy.json"})
     assert not (tmp_path / "other").exists()
+
+
+def test_a_start_that_is_no_plan_is_told_before_anything_is_imported(chain, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "import_models", lambda *_: pytest.fail("it was imported"))
+    with pytest.raises(PlanError, match=r"none\.json: no such plan file"):
+        train(chain, tmp_path / "out", starts={"chain": tmp_path / "none.json"})
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_processes_do_not_train_in_one_folder(chain, tmp_path):
+    """As where one that `agents.py` began outlives it."""
+    out = tmp_path / "out"
+    steps = train(chain, out).env_steps + 1
+    before = (out / "agent.safetensors").read_bytes()
+    with (out / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(AgentError, match=rf"^{out}: another process is training in it .*another output folder$"):
+            train(chain, out, steps=steps, resume=True)
+    assert (out / "agent.safetensors").read_bytes() == before
+    assert train(chain, out, steps=steps, resume=True).env_steps >= steps
 
 
 def test_an_unknown_reward_is_refused_at_once(chain, tmp_path):

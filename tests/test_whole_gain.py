@@ -10,13 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 import tvm
+import typer
 
 import rlflow_tvm as rl
 from rlflow_tvm import optimize as command
 from rlflow_tvm import superoptimize
 from rlflow_tvm.cost import CostModel, EndToEnd, KernelDatabase, RpcDevices, default_path
 from rlflow_tvm.envs import RewriteProblem
-from rlflow_tvm.errors import CostError
+from rlflow_tvm.errors import CostError, RewriteError
 from rlflow_tvm.ir import detach, num_inputs
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.passes import Plan
@@ -41,6 +42,10 @@ def cost_model() -> Iterator[CostModel]:
 @pytest.fixture(scope="module")
 def found(mod: tvm.IRModule, cost_model: CostModel) -> SearchResult:
     return make_search("family", budget=Budget.parse(BUDGET)).run(RewriteProblem(mod, cost_model))
+
+
+def interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
 
 
 def whole_modules_take(monkeypatch: pytest.MonkeyPatch, after: list[float]) -> None:
@@ -122,9 +127,6 @@ def test_what_was_found_is_written_where_timing_is_interrupted(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     assert len(found.plan) > 0
     monkeypatch.setattr(superoptimize, "measure_interleaved", interrupted)
     model, figures = tmp_path / "new.onnx", tmp_path / "figures.json"
@@ -133,6 +135,44 @@ def test_what_was_found_is_written_where_timing_is_interrupted(
     assert "interrupted: whether the new module is faster as a whole was not measured" in caplog.text
     assert json.loads(figures.read_text())["plan_length"] > 0
     assert model.exists()
+
+
+def test_a_plan_is_written_unchecked_where_the_check_is_interrupted(
+    found: SearchResult,
+    network: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert len(found.plan) > 0
+    monkeypatch.setattr(superoptimize, "check_state", interrupted)
+    plan, model = tmp_path / "plan.json", tmp_path / "new.onnx"
+    with caplog.at_level(logging.WARNING, "rlflow_tvm"), pytest.raises(typer.Exit) as ended:
+        command.main(str(network), search="family", budget=BUDGET, plan=plan, onnx=model)
+    assert ended.value.exit_code == 130
+    assert f"outputs were not compared: the plan written to {plan} is unchecked" in caplog.text
+    assert len(Plan.load(plan)) > 0
+    assert not model.exists()
+
+
+def test_the_plan_of_wrong_outputs_is_kept_for_the_report(
+    found: SearchResult, cost_model: CostModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def differ(*_: object, **__: object) -> None:
+        raise RewriteError("outputs differ: report it with the plan")
+
+    assert len(found.plan) > 0
+    monkeypatch.setattr(superoptimize, "RewriteProblem", lambda *_: None)
+    monkeypatch.setattr(superoptimize, "check_state", differ)
+    search = SimpleNamespace(run=lambda *_: found)
+    monkeypatch.setenv("RLFLOW_TVM_HOME", str(tmp_path / "home"))
+    with pytest.raises(RewriteError, match=r"with the plan; the plan, which must not be used, is in .*\.json$") as told:
+        superoptimize.optimize(None, search, cost_model)
+    assert Plan.load(str(told.value).rpartition(" is in ")[2]) == found.plan
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RLFLOW_TVM_HOME", str(tmp_path / "file"))
+    with pytest.raises(RewriteError, match=r"which must not be used, is lost: .* cannot be written"):
+        superoptimize.optimize(None, search, cost_model)
 
 
 def test_modules_are_really_timed(found: SearchResult, cost_model: CostModel) -> None:

@@ -85,6 +85,7 @@ AGENTS: dict[str, AgentKind] = {
         presets="rlflow_tvm.agents.candidate.config:PRESETS",
     ),
 }
+_PASS_ORDERING = "pass-ordering"  # as agents.ordering, which needs the extra sb3, has it
 
 
 def agent_kind(name: str) -> AgentKind:
@@ -95,8 +96,13 @@ def agent_kind(name: str) -> AgentKind:
 
 
 def kind_in(path: str | Path) -> AgentKind:
-    """The kind of the trained agent in a checkpoint; AgentError if it cannot be read."""
+    """The kind of the trained agent in a checkpoint; AgentError if it cannot be read, or rewrites nothing."""
     described = named("rlflow_tvm.agents.checkpoint:load_checkpoint")(Path(path), prefix="policy.")[1]
+    if described["agent"] == _PASS_ORDERING:
+        raise AgentError(
+            f"{path}: is an agent that puts passes in order, for rlflow_tvm.ordering.LearnedOrder; give one that was "
+            "trained to rewrite"
+        )
     return agent_kind(described["agent"])
 
 

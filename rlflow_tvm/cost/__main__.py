@@ -50,7 +50,7 @@ def stats(
     json: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
 ) -> None:
     """What a database holds, by target and version of the kernels; checks its integrity."""
-    cli.check_writable(json)
+    cli.check_writable(json, inputs=[database or default_path()])
     path = _existing(database)
     with KernelDatabase(path) as opened:
         opened.check()
@@ -87,7 +87,7 @@ def export(
     database: DatabaseOption = None,
 ) -> None:
     """Write every measurement as a line of CSV."""
-    cli.check_writable(out)
+    cli.check_writable(out, inputs=[database or default_path()])
     with KernelDatabase(_existing(database)) as opened:
         rows = opened.rows(_COLUMNS)
     if out is None:
@@ -163,7 +163,7 @@ def evaluate(
     json: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
 ) -> None:
     """Leave one model out after the other: train on the others' kernels, predict its own. Measures what is missing."""
-    cli.check_writable(json)
+    cli.check_writable(json, inputs=[database or default_path()])
     from rlflow_tvm.cost.timer import KernelTimer
     from rlflow_tvm.evaluation import leave_one_out, model_kernels
     from rlflow_tvm.frontend import from_onnx, zoo

@@ -14,6 +14,8 @@ from rlflow_tvm.search.budget import Budget
 from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
 
 _AT_ONCE = 16
+_IDLE = 16
+"""Times in a row that all episodes of a batch stop at once, which spends nothing, before the search ends."""
 
 
 class Policy(Protocol):
@@ -49,12 +51,12 @@ class AgentSearch:
         left = self.samples if self.budget is None else math.inf
         best = Incumbent(problem, self.budget or Budget(self.horizon * (1 + self.samples)), progress)
         self._play(policy, best, None, 1)
-        while left > 0 and not best.exhausted:
+        idle = 0
+        while left > 0 and idle < _IDLE and not best.exhausted:
             number, before = int(min(left, _AT_ONCE)), best.spent
             self._play(policy, best, rng, number)
             left -= number
-            if best.spent == before:
-                break  # the policy stops at once, which spends nothing: it would never end
+            idle = idle + 1 if best.spent == before else 0
         return best.result()
 
     def _play(self, policy: Policy, best: Incumbent, rng: np.random.Generator | None, number: int) -> None:

@@ -40,9 +40,10 @@ class Greedy:
         """Search from `start` and offer what is found to `best`, whose budget it is."""
         walk = _Walk(best, start)
         lowest, plateau = walk.run_secs, 0
-        while not best.exhausted and plateau <= self.patience:
+        while not best.exhausted:
             move = walk.best_move(0.0)
-            if move is None and not best.exhausted:  # else gains are from earlier states: not to be trusted
+            # else gains are from earlier states: not to be trusted
+            if move is None and plateau < self.patience and not best.exhausted:
                 move = walk.plateau_move(self.tolerance)
             if move is None:
                 break

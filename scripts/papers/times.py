@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from agents_results import Row
+from agents_results import Row, read_number
 
 from papers.page import NOTHING, Page, markdown, one, panels, rows_in, save, scaled, short
 
@@ -40,7 +40,7 @@ def figure6(paths: Sequence[Path]) -> Page:
                 [
                     short(row["model"]), AGAINST.get(name, name), scaled(row[f"{name}_secs"], 1e-3),
                     f"{1e3 * low:.3f} to {1e3 * high:.3f}", f"{row.get(f'{name}_against_onnxruntime', ratio):.3f}",
-                    NOTHING if gain is None else f"{gain:.3f}", f"{row[f'{name}_error']:.1e}",
+                    NOTHING if gain is None else f"{gain:.3f}", f"{read_number(row[f'{name}_error']):.1e}",
                 ]
             )  # fmt: skip
     lines = [

@@ -10,7 +10,8 @@ from gymnasium import spaces
 from safetensors.torch import load_file
 
 from rlflow_tvm.agents.checkpoint import save_checkpoint
-from rlflow_tvm.agents.ordering import ALGORITHMS, OrderingAgent, train_ordering
+from rlflow_tvm.agents.ordering import ALGORITHMS, KIND, OrderingAgent, train_ordering
+from rlflow_tvm.agents.registry import kind_in
 from rlflow_tvm.errors import AgentError
 
 METRICS = 2
@@ -106,3 +107,10 @@ def test_files_of_other_agents_are_told(tmp_path):
         OrderingAgent.load(path)
     with pytest.raises(AgentError, match="no agent sarsa puts passes in order"):
         trained(tmp_path, "sarsa")
+
+
+def test_an_agent_of_passes_is_told_from_those_that_rewrite(tmp_path):
+    path = tmp_path / "agent.safetensors"
+    save_checkpoint(path, {"policy.x": torch.zeros(1)}, {"agent": KIND})
+    with pytest.raises(AgentError, match=rf"^{path}: is an agent that puts passes in order, for .*\.LearnedOrder;"):
+        kind_in(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -21,10 +22,11 @@ from rlflow_tvm.comparison_figures import Comparison, Gains, Row
 from rlflow_tvm.comparison_methods import methods
 from rlflow_tvm.cost import Candidate, EndToEnd, Ratio
 from rlflow_tvm.cost.ratio import median_interval
-from rlflow_tvm.errors import RewriteError, UsageError
+from rlflow_tvm.errors import CostError, RewriteError, UsageError
 from rlflow_tvm.frontend import zoo
-from rlflow_tvm.kernels import Choices, default_target
+from rlflow_tvm.kernels import Choices, default_target, vector_lanes
 from rlflow_tvm.kernels.tuned import marked
+from rlflow_tvm.passes import GraphState, Plan, default_rules
 from rlflow_tvm.search import Budget
 from tests.small_models import bound, module
 
@@ -55,11 +57,16 @@ def test_rounding_is_none() -> None:
     _comparison(1e-5).check()
 
 
-def test_the_command_shows_the_table_first(tmp_path, monkeypatch, capsys) -> None:
+def _saved(path: Path) -> Path:
+    """A model of one Relu."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8]) for name in "xy"]
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", values[:1], values[1:])
-    path, figures = tmp_path / "relu.onnx", tmp_path / "figures.json"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_the_command_shows_the_table_first(tmp_path, monkeypatch, capsys) -> None:
+    path, figures = _saved(tmp_path / "relu.onnx"), tmp_path / "figures.json"
     monkeypatch.setattr(comparison, "compare", lambda *_, **__: _comparison(np.inf))
     with pytest.raises(typer.Exit) as caught:
         compare.main(str(path), json=figures)
@@ -68,6 +75,68 @@ def test_the_command_shows_the_table_first(tmp_path, monkeypatch, capsys) -> Non
     assert " inf " in printed.out
     assert "error: outputs differ" in printed.err
     assert json.loads(figures.read_text())["rows"][0]["error"] is None
+
+
+@pytest.mark.parametrize(
+    ("fails", "code", "kept"),
+    [("beam", 130, ["greedy"]), ("timing", 1, ["beam", "greedy"])],
+)
+def test_plans_are_kept_whatever_comes_behind(fails, code, kept, tmp_path, monkeypatch, capsys) -> None:
+    path, plans = _saved(tmp_path / "relu.onnx"), tmp_path / "plans"
+    state = GraphState.from_module(from_onnx(path), default_rules(vector_lanes(default_target())))
+
+    def find(way: comparison_methods.Method, *_: object) -> GraphState:
+        if way.label == fails:
+            raise KeyboardInterrupt
+        return state
+
+    def timed(*_: object, **__: object) -> None:
+        raise CostError("tvm-default: takes too long")
+
+    monkeypatch.setattr(comparison_methods.Method, "find", find)
+    monkeypatch.setattr(comparison, "compare", timed)
+    with pytest.raises(typer.Exit) as caught:
+        compare.main(str(path), search=["greedy", "beam"], plans=plans)
+    assert caught.value.exit_code == code
+    assert sorted(file.name for file in plans.iterdir()) == [f"{name}.plan.json" for name in kept]
+    assert Plan.load(plans / "greedy.plan.json") == state.plan
+    assert f"plan written to {plans / 'greedy.plan.json'}" in capsys.readouterr().out
+
+
+def test_a_folder_for_plans_that_cannot_be_is_told_before_the_searches(tmp_path, monkeypatch, capsys) -> None:
+    path = _saved(tmp_path / "relu.onnx")
+    monkeypatch.setattr(comparison_methods.Method, "find", lambda *_: pytest.fail("it searched"))
+    for plans, told in ((path, "is a file; give a folder"), (tmp_path / "no" / "plans", "does not exist")):
+        with pytest.raises(typer.Exit) as caught:
+            compare.main(str(path), plans=plans)
+        assert caught.value.exit_code == 2
+        assert told in capsys.readouterr().err
+
+
+def test_what_tvms_passes_make_of_the_model_is_made_before_the_searches(tmp_path, monkeypatch, capsys) -> None:
+    def fails(*_: object) -> None:
+        raise RewriteError("TVM's passes fail")
+
+    monkeypatch.setattr(comparison, "unsearched", fails)
+    monkeypatch.setattr(comparison_methods.Method, "find", lambda *_: pytest.fail("it searched"))
+    with pytest.raises(typer.Exit):
+        compare.main(str(_saved(tmp_path / "relu.onnx")))
+    assert "error: TVM's passes fail" in capsys.readouterr().err
+
+
+def test_a_slow_candidate_is_waited_for(tmp_path, monkeypatch) -> None:
+    """TVM's default build of a large model takes minutes a run."""
+    mod, asked = from_onnx(_saved(tmp_path / "relu.onnx")), {}
+
+    def measured(*_: object, **options: float) -> None:
+        asked.update(options)
+        raise CostError("ended")
+
+    monkeypatch.setattr(comparison, "_built", lambda *_: {})
+    monkeypatch.setattr(comparison, "measure_interleaved", measured)
+    with pytest.raises(CostError, match="ended"):
+        comparison.compare(mod, {"searched": mod}, tmp_path / "relu.onnx", default_target(), [])
+    assert asked["timeout_secs"] == 900.0
 
 
 def test_tuned_kernels_have_a_row_of_their_own(tmp_path) -> None:
@@ -207,8 +276,9 @@ def test_one_kind_of_method_twice_is_told_apart(tmp_path, monkeypatch) -> None:
     ]  # fmt: skip
     assert found[0].source == (agents[0], 3, budget)
     assert found[0].described == f"agent {agents[0]}"
+    assert [found[0].plan_name, found[3].plan_name] == ["agent-one_a_agent.safetensors.plan.json", "greedy.plan.json"]
     assert [method.label for method in methods([], agents[:1], [])] == ["searched"]
-    assert [method.described for method in methods([], [], [])] == ["search family"]
+    assert [(way.described, way.plan_name) for way in methods([], [], [])] == [("search family", "family.plan.json")]
     with pytest.raises(UsageError, match="is given twice"):
         methods([], [agents[0], tmp_path / "two/../one/a/agent.safetensors"], [])
 

@@ -93,3 +93,14 @@ def test_wrong_use_is_one_line(run, arguments, message):
     assert done.returncode in (1, 2)
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_database_is_not_written_over_by_what_is_told_of_it(run, tmp_path):
+    path = tmp_path / "kernels.sqlite"
+    KernelDatabase(path).close()
+    before = path.read_bytes()
+    for arguments in (("export", path), ("stats", "--json", path)):
+        done = run("cost", *arguments, "--database", path)
+        assert done.returncode == 2
+        assert "kernels.sqlite: is read too" in done.stderr
+    assert path.read_bytes() == before

@@ -119,6 +119,35 @@ def test_outputs_that_would_take_the_place_of_something_are_refused(tmp_path):
     cli.check_writable(tmp_path / "link", None, tmp_path / "two.json")
 
 
+def test_what_is_read_is_not_written_over(run, tmp_path):
+    path = relu_model(tmp_path / "relu.onnx")
+    (tmp_path / "link").symlink_to(path)
+    before = path.read_bytes()
+    one_line(run("optimize", path, "--onnx", path), 2, "relu.onnx: is read too")
+    one_line(run("optimize", path, "--plan", tmp_path / "link"), 2, "link: is read too")
+    one_line(run("compare", path, "--json", path), 2, "relu.onnx: is read too")
+    assert path.read_bytes() == before
+    with pytest.raises(UsageError, match=r"relu\.onnx: is read too"):
+        cli.check_writable(tmp_path / "new", path, inputs=[None, tmp_path / "link"])
+    cli.check_writable(tmp_path / "new", inputs=[path])
+
+
+def test_a_folder_that_cannot_take_files_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    cli.check_folder(tmp_path, "a.json", "b.json")
+    cli.check_folder(tmp_path / "new", "a.json")
+    for folder, names, told in (
+        (tmp_path / "file", ["a.json"], "file: is a file; give a folder"),
+        (tmp_path / "no" / "new", ["a.json"], "does not exist"),
+        (tmp_path, ["a.json", "a.json"], "given for two things"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            cli.check_folder(folder, *names)
+    with pytest.raises(UsageError, match="is read too"):
+        cli.check_folder(tmp_path, "file", inputs=[tmp_path / "file"])
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_what_a_link_leads_to_is_written(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "one.json")
     cli.write_json(tmp_path / "link", [1])

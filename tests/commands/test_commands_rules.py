@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+import typer
 
+from rlflow_tvm import rules
 from rlflow_tvm.passes import CATALOGUE
 from rlflow_tvm.passes.proofs import read_rules
 
@@ -46,6 +48,23 @@ def test_a_proof_is_recorded_in_the_file(run, tmp_path):
     listed = run("rules", "list", file).stdout
     assert "over prime fields" in listed
     assert "proof: none" not in listed
+
+
+def test_a_file_without_rules_is_told(run, tmp_path):
+    result = run("rules", "verify", written(tmp_path))
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "rules.json: there is no rule in it to prove" in line
+
+
+def test_what_cannot_be_recorded_is_told_before_the_proofs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("rlflow_tvm.passes.verify.verify_all", lambda *_: pytest.fail("it proved"))
+    monkeypatch.setattr("os.access", lambda *_, **__: False)
+    with pytest.raises(typer.Exit) as ended:
+        rules.verify(written(tmp_path, RIGHT), record=True)
+    assert ended.value.exit_code == 2
+    assert "rules.json: the folder" in capsys.readouterr().err
 
 
 def test_the_catalogue_is_listed_with_its_sites(run, tmp_path):

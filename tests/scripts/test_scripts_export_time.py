@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import export_time
+import numpy as np
 import pytest
 
+from rlflow_tvm.cost import EndToEnd
 from rlflow_tvm.frontend import from_onnx, to_onnx, zoo
 
 
@@ -50,3 +52,35 @@ def test_bad_input_is_one_line(tmp_path: Path, monkeypatch, capsys) -> None:
     assert ended.value.code == 2
     assert "none.onnx" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "exported.json").exists()
+
+
+def test_results_of_other_options_are_not_taken(tmp_path: Path, monkeypatch, capsys) -> None:
+    asked = []
+
+    def bench(model: str, search: str, *_: object) -> dict[str, str]:
+        asked.append(search)
+        return {"model": model, "search": search}
+
+    monkeypatch.setattr(export_time, "bench", bench)
+    monkeypatch.setattr(export_time, "table", lambda rows: ["", "", *(row["model"] for row in rows)])
+    words = ("--models", "one", "--out", tmp_path / "exported.json")
+    for more in ((), (), ("--search", "none", "--rounds", 3)):  # nothing to those of another search
+        _run(monkeypatch, *words, *more)
+    for more, told in (
+        (("--rounds", 3), "rounds was 10, is 3; give that, or another --out"),
+        (("--budget", "30s"), "budget was None, is 30s"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            _run(monkeypatch, *words, *more)
+        assert ended.value.code == 2
+        assert told in capsys.readouterr().err.splitlines()[-1]
+    assert asked == [export_time.DEFAULT_SEARCH, "none"]
+
+
+def test_outputs_that_are_wrong_without_end_are_kept_and_shown() -> None:
+    """JSON has no word for infinity."""
+    theirs, ours = (EndToEnd(((1e-3,),), (np.array([value]),)) for value in (1.0, np.nan))
+    row = {"model": "zoo:one", "original_secs": 1e-3, "imported_again_error": 0.0}
+    row |= json.loads(json.dumps(export_time.compared("imported", theirs, ours), allow_nan=False))
+    assert row["imported_error"] is None
+    assert export_time.table([row])[-1].endswith("| inf | 0.0e+00 |")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +137,29 @@ def test_baselines_have_as_many_random_orders_as_are_asked_for(small, tmp_path):
     again.mkdir()
     ordering.baselines(again, 3)
     assert json.loads((again / "baselines.json").read_text()) == {"a-b-1": found}
+
+
+def test_modules_that_are_wrong_without_end_are_kept_and_told(tmp_path, monkeypatch, capsys):
+    """JSON has no word for infinity."""
+    monkeypatch.setattr(ordering, "processes", ThreadPoolExecutor)
+    monkeypatch.setattr(ordering, "checked", lambda *_: {"0a": math.inf, "0b": 1e-7})
+    written(tmp_path, {**row("ppo", ["Normalize"]), "common": {"order": ["LambdaLift"]}})
+    ordering.checks(tmp_path, 1)
+    assert "2 modules of 1 graphs: 1 differ, largest difference inf" in capsys.readouterr().out
+    assert json.loads((tmp_path / "checks.json").read_text()) == {"a-b-1": {"0a": None, "0b": 1e-7}}
+    assert "1 differ: a-b-1 (inf); largest difference inf" in ordering_report.equality(tmp_path)[0]
+
+
+def test_modules_that_were_wrong_without_end_are_run_again(small, monkeypatch):
+    run = []
+    monkeypatch.setattr(ordering, "outputs", lambda mod, draws: run.append(mod) or [[np.ones(3)] for _ in draws])
+    found = ordering.checked("a-b-1", {()}, {})
+    assert list(found.values()) == [0.0]
+    run.clear()
+    assert ordering.checked("a-b-1", {()}, found) == found
+    assert not run
+    assert ordering.checked("a-b-1", {()}, dict.fromkeys(found)) == found
+    assert run
 
 
 def test_what_has_not_begun_is_left_out_where_something_failed(tmp_path):

@@ -40,6 +40,7 @@ class Stubbed:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.out, self.page = folder, folder / "out", folder / "results.md"
+        self.needs: tuple[str, ...] = ("graphs",)  # of the second step
         self._log = folder / "log"
         (folder / "stub.py").write_text(STUB)
         (folder / "graphs.json").write_text(json.dumps([GRAPH]))
@@ -54,7 +55,7 @@ class Stubbed:
             words = (self.folder / "stub.py", self.folder / source, out / copy, self._log)
             return Step(tuple(map(str, words)), 1, needs)
 
-        return {"graphs": step("graphs.json", "g.json"), "temperature": step("scores.json", "t.json", "graphs")}
+        return {"graphs": step("graphs.json", "g.json"), "temperature": step("scores.json", "t.json", *self.needs)}
 
     def sources(self, _budget: object, out: Path) -> dict[str, Source]:
         return {
@@ -75,9 +76,9 @@ def stubbed(tmp_path, monkeypatch) -> Stubbed:
 def call(stubbed, monkeypatch) -> Callable[..., int]:
     """`reproduce.main()` with arguments; signals are left as they were."""
 
-    def called(*arguments: str) -> int:
-        words = ["reproduce.py", "--out", str(stubbed.out), "--page", str(stubbed.page), *arguments]
-        monkeypatch.setattr("sys.argv", words)
+    def called(*arguments: str, page: bool = True) -> int:
+        words = ["reproduce.py", "--out", str(stubbed.out), *arguments]
+        monkeypatch.setattr("sys.argv", [*words, *(("--page", str(stubbed.page)) if page else ())])
         before = signal.getsignal(signal.SIGTERM)
         try:
             return reproduce.main()
@@ -110,6 +111,7 @@ def test_the_full_budget_is_told_of_once(stubbed, call):
 
 
 def test_a_step_that_fails_is_told_of_and_gone_on_with(stubbed, call, capsys):
+    stubbed.needs = ()
     source, away = stubbed.folder / "graphs.json", stubbed.folder / "away"
     shutil.move(source, away)
     assert call("--quick") == 1
@@ -123,6 +125,31 @@ def test_a_step_that_fails_is_told_of_and_gone_on_with(stubbed, call, capsys):
     assert stubbed.ran == ["g.json", "t.json", "g.json"]  # what was done is not run again
     assert "## RLFlow, table 1" in stubbed.page.read_text()
     assert "temperature: done before" in capsys.readouterr().out
+
+
+def test_nothing_is_made_of_what_a_step_that_failed_has_left(stubbed, call, capsys):
+    source, away = stubbed.folder / "graphs.json", stubbed.folder / "away"
+    shutil.move(source, away)
+    assert call("--quick") == 1
+    assert stubbed.ran == ["g.json"]
+    out = capsys.readouterr().out
+    assert "temperature is not run: it needs graphs" in out
+    assert "failed, or not run as what they need failed: graphs, temperature" in out
+    assert [path.name for path in (stubbed.out / "steps").iterdir()] == ["graphs.json"]
+    shutil.move(away, source)
+    assert call("--quick") == 0
+    assert stubbed.ran == ["g.json", "g.json", "t.json"]
+
+
+def test_the_quick_page_does_not_take_the_place_of_the_full_one(stubbed, call, monkeypatch):
+    monkeypatch.chdir(stubbed.folder)
+    assert call(page=False) == 0
+    page = stubbed.folder / "docs" / "results.md"
+    full = page.read_text()
+    assert "no result" not in full
+    assert call("--quick", page=False) == 0
+    assert page.read_text() == full
+    assert "no result" in (stubbed.out / "results.md").read_text()
 
 
 def test_a_step_that_failed_after_it_left_something(stubbed, call):

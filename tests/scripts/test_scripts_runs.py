@@ -13,14 +13,14 @@ import bench_models
 import onnx
 import pytest
 from agents_plots import rule_means
-from agents_results import rows_of
+from agents_results import check_made, rows_of
 from fake_cost import FakeCostModel
 from graph_properties import properties, rewrites_away
 from run_rows import run_row, write_runs
 from small_models import LANES, TARGET, bound, conv_chain, conv_net
 
 from rlflow_tvm.envs import RewriteProblem
-from rlflow_tvm.errors import RewriteError, UsageError
+from rlflow_tvm.errors import AgentError, RewriteError, UsageError
 from rlflow_tvm.frontend import from_onnx
 from rlflow_tvm.kernels import extract_kernels, vector_lanes
 from rlflow_tvm.passes import GraphState, Plan, default_rules
@@ -103,14 +103,64 @@ def test_settings_that_cannot_be(text, message):
         agents.parse_settings(text)
 
 
-def test_results_of_other_settings_are_not_taken(tmp_path):
+def test_results_of_other_options_are_not_taken(tmp_path):
     run = agents.Run("zoo:one", "ppo", 0, 100, 20, 0.3, "llvm", {"n_epochs": 4})
-    agents.check_settings(run, tmp_path)  # nothing is there
-    write_runs(tmp_path, run_row("ppo", settings={"n_epochs": 4}))
-    agents.check_settings(run, tmp_path)
-    write_runs(tmp_path, run_row("ppo"))  # as earlier versions wrote them: the usual settings
-    with pytest.raises(UsageError, match="other --settings"):
-        agents.check_settings(run, tmp_path)
+    agents.check_options(run, tmp_path)  # nothing is there
+    same = {"horizon": 20, "predict": 0.3, "settings": {"n_epochs": 4}}
+    write_runs(tmp_path, run_row("ppo", **same))
+    agents.check_options(run, tmp_path)
+    for name, other in (("horizon", 60), ("predict", 0.0), ("settings", {})):
+        write_runs(tmp_path, run_row("ppo", **{**same, name: other}))
+        with pytest.raises(UsageError, match=rf"one/ppo\.100\.0\.json: was made with another --{name}; give that"):
+            agents.check_options(run, tmp_path)
+    del same["settings"]  # as earlier versions wrote the usual ones
+    write_runs(tmp_path, run_row("ppo", **same), run_row("greedy", **{**same, "horizon": 60}))
+    agents.check_options(dataclasses.replace(run, settings={}), tmp_path)
+    with pytest.raises(UsageError, match="another --settings"):
+        agents.check_options(run, tmp_path)
+    agents.check_options(agents.Run("zoo:one", "greedy", 0, 100, 20, 0.3, "llvm"), tmp_path)  # it has no episodes
+
+
+def test_a_training_after_a_search_goes_on_from_what_that_found(tmp_path, monkeypatch):
+    """Each seed of its own; an interrupted one, which has more kernels in the database, does not search again."""
+    plans = [Plan((f"a@{seed}",), 7, 8 + seed, 16) for seed in range(2)]
+    searched, began = [], []
+
+    def search(run: agents.Run, _search: object) -> tuple[None, dict[str, object]]:
+        searched.append((run.seed, run.predict))
+        row = {"env_steps": 40, "wall_secs": 1.0, "curve": [[0, 10.0], [40, 8.0]]}
+        return None, {**row, **agents.told_of_plan(plans[run.seed])}
+
+    def killed(*_: object, **options: dict) -> None:
+        began.append((Plan.load(options["starts"]["zoo:one"]), options["steps"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(agents, "searched", search)
+    monkeypatch.setattr(agents, "train_on_models", killed)
+    monkeypatch.setattr(agents, "model_path", str)
+    monkeypatch.setattr(agents, "prices", lambda _: "here")
+    first = agents.Run("zoo:one", "ppo-after-greedy", 0, 100, 20, 0.3, "llvm")
+    second = dataclasses.replace(first, seed=1)
+    for run in (first, second, first, second):
+        with pytest.raises(KeyboardInterrupt):
+            agents.agent_run(run, run.path(tmp_path).with_suffix(""))
+    assert searched == [(0, 0.3), (1, 0.3)]
+    assert began == [(plan, 60) for plan in (*plans, *plans)]
+    assert not list(tmp_path.glob("*/*.json"))  # where only results lie
+    with pytest.raises(KeyboardInterrupt):
+        agents.agent_run(dataclasses.replace(first, predict=0.0), first.path(tmp_path).with_suffix(""))
+    assert searched[2:] == [(0, 0.0)]
+
+
+def test_a_run_that_cannot_be_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+    def busy(*_: object) -> None:
+        raise AgentError("runs/one: another process is training in it")
+
+    monkeypatch.setattr(agents, "agent_run", busy)
+    with pytest.raises(SystemExit) as ended:
+        agents.done(agents.Run("zoo:one", "ppo", 0, 100, 20, 0.3, "llvm"), tmp_path)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "  error: runs/one: another process is training in it\n"
 
 
 def test_a_run_is_done_by_one_process(tmp_path):
@@ -157,12 +207,12 @@ def test_rules_of_a_method_with_several_numbers_of_steps(tmp_path):
 
 def test_results_that_were_made_otherwise_are_not_gone_on_with(tmp_path):
     made = {"steps": 100, "models": ["a"], "prices": "here"}
-    agents.check_made(tmp_path, [], made)
-    agents.check_made(tmp_path, [{"made": json.loads(json.dumps(made))}], made)
+    check_made(tmp_path, [], made)
+    check_made(tmp_path, [{"made": json.loads(json.dumps(made))}], made)
     with pytest.raises(UsageError, match="models was None, is \\['a'\\]"):
-        agents.check_made(tmp_path, [{"made": {"steps": 100}}], made)
+        check_made(tmp_path, [{"made": {"steps": 100}}], made)
     with pytest.raises(UsageError, match="steps was None, is 100"):
-        agents.check_made(tmp_path, [{"seed": 0}], made)
+        check_made(tmp_path, [{"seed": 0}], made)
 
 
 def test_what_a_training_finds_beyond_its_steps_is_not_counted(tmp_path):

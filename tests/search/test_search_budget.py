@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 from small_models import conv_net
-from test_search_searches import NAMES, problem_of, searches
+from test_search_searches import NAMES, Scripted, problem_of, searches
 
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.search import SEARCHES, Budget, make_search
+from rlflow_tvm.search.agent_search import AgentSearch
 
 
 @pytest.mark.parametrize(
@@ -85,3 +88,17 @@ def test_a_move_that_is_confirmed_and_taken_counts_once(name, monkeypatch):
     monkeypatch.setattr(problem, "successor", recorded)
     result = make_search(name).run(problem)
     assert result.env_steps == len(set(tried)) < len(tried)
+
+
+def test_an_agent_that_stops_at_once_now_and_then_spends_its_budget():
+    class Hesitates(Scripted):
+        """Each episode of the first three batches ends with its first step."""
+
+        def draw(self, observations: Any, rng: np.random.Generator, episodes: Any) -> np.ndarray:
+            if len(self.begun) < 5:  # the first is that of the likeliest actions
+                return np.array([[len(self.names), 0]] * len(observations))
+            return super().draw(observations, rng, episodes)
+
+    problem = problem_of(conv_net())
+    policy = Hesitates((), tuple(rule.name for rule in problem.ruleset.rules))
+    assert AgentSearch(policy, horizon=5, budget=Budget(40)).run(problem).env_steps == 40

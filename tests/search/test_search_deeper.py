@@ -9,6 +9,7 @@ from test_search_searches import LAYOUT, PLATEAU, problem_of
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.passes import GraphState, RewriteAction
 from rlflow_tvm.search import Backtracking, Beam, Budget, Greedy, VariableDepth
+from rlflow_tvm.search.greedy import _Walk
 from rlflow_tvm.search.variable_depth import opened
 
 HILL = {"costs": {**PLATEAU, "relax.layout_transform": 4.0}, "blocked_conv": 95.0}
@@ -34,6 +35,17 @@ def test_what_costs_more_at_first_is_found_within_limits(search, stuck):
     assert Greedy().run(hill()).run_secs_after == hill().start_secs
     assert search.run(hill()).run_secs_after == LOWEST
     assert stuck.run(hill()).run_secs_after == hill().start_secs
+
+
+@pytest.mark.parametrize("patience", [0, 1, 3])
+def test_greedy_search_crosses_a_plateau_as_far_as_its_patience_goes(patience, monkeypatch):
+    """On a plateau that takes more than three moves to cross."""
+    taken = []
+    take = _Walk.take
+    monkeypatch.setattr(_Walk, "take", lambda walk, key: taken.append(key) or take(walk, key))
+    problem = problem_of(conv_chain(), LAYOUT, costs=PLATEAU, blocked_conv=98.5)
+    assert Greedy(patience=patience).run(problem).run_secs_after == problem.start_secs
+    assert len(taken) == patience
 
 
 def costs_of_expanded(problem: RewriteProblem) -> list[float]:

@@ -334,7 +334,7 @@ def test_agent_search_ends_where_the_policy_stops_at_once():
     problem = problem_of(conv_chain(), LAYOUT)
     policy = Stops((), tuple(rule.name for rule in problem.ruleset.rules))
     found = AgentSearch(policy, horizon=5, budget=Budget(40)).run(problem)
-    assert (found.env_steps, policy.begun) == (0, [1, 16])
+    assert (found.env_steps, policy.begun) == (0, [1, *[16] * 16])
 
 
 @pytest.mark.parametrize("sampled", [False, True])
