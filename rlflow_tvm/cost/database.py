@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlflow_tvm.cost.measurement import DISTURBED, Measurement
-from rlflow_tvm.cost.schema import MIGRATIONS, SCHEMA_VERSION
+from rlflow_tvm.cost.schema import MIGRATIONS, SCHEMA_VERSION, TAKE_PLACE
 from rlflow_tvm.errors import CostError
 
 _BUSY_SECS = 60.0
@@ -102,10 +102,15 @@ class KernelDatabase:
         return Measurement(secs, error, kind, repeats, spread, slowdown, bool(confirmed))
 
     def put(self, key: str, target_key: str, version: str, measurement: Measurement, tvm_version: str = "") -> None:
-        """Store `measurement`, replacing an older one; it is on file when this returns."""
+        """Store `measurement`, replacing an older one; it is on file when this returns.
+
+        But what is confirmed stays, as it stands for good, and seconds do not give way to an error: another process may
+        have stored them meanwhile.
+        """
         with self._guarded():
             self._connection.execute(
-                "INSERT OR REPLACE INTO measurement VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                f"INSERT INTO measurement VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) {TAKE_PLACE}"
+                " WHERE NOT measurement.confirmed AND (measurement.error IS NOT NULL OR excluded.error IS NULL)",
                 (
                     key,
                     target_key,

@@ -32,7 +32,7 @@ from rlflow_tvm.errors import CostError
 DEFAULT_SCHEDULE = "rlflow_tvm.kernels:schedule_kernel"
 # Of measuring, alone and in a graph: part of the versions, as times of different methods are not to be added up.
 _METHOD = 5
-_GRAPH_METHOD = "graph4"
+_GRAPH_METHOD = "graph5"
 _TRIES = 2  # a busy machine makes timeouts too: what is remembered for good has happened twice
 _ONCE_LIMIT_SECS = 60.0
 _BUILDS = 3  # rounds of building what a rehearsal needs: a kernel that kills the worker takes the built ones with it
@@ -135,11 +135,11 @@ class KernelTimer:
 
     @property
     def revision(self) -> int:
-        """How often a time that was known has given way to a confirmed one."""
+        """How often what was known has given way to a better: a time to a confirmed one, a failure to seconds."""
         return self._times.revision
 
     def refresh(self) -> None:
-        """Take over what other processes with the same database have confirmed since."""
+        """Take over what other processes with this database have confirmed since, or measured where it failed here."""
         self._times.refresh()
 
     def _alone(self) -> AbstractContextManager[None]:
