@@ -188,6 +188,11 @@ class KernelDatabase:
         with self._guarded():
             return self._connection.execute("DELETE FROM measurement WHERE slowdown > ?", (DISTURBED,)).rowcount
 
+    def forget_errors(self) -> int:
+        """Drop the kernels that failed, so that they are tried again; how many."""
+        with self._guarded():
+            return self._connection.execute("DELETE FROM measurement WHERE error IS NOT NULL").rowcount
+
     def check(self) -> None:
         """CostError where the file is damaged (SQLite's own integrity check)."""
         with self._guarded():

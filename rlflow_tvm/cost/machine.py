@@ -86,12 +86,15 @@ def check_cuda_compiler() -> None:
 
 
 def check_remote(target: Target) -> None:
-    """CostError where `target` does not say how many cores other machines have: this one's number is not theirs."""
+    """CostError where `target` does not say how many cores other machines have, as this one's number is not theirs, or
+    where there is nothing to compile its kernels with, which is done here."""
     if not (target if target.kind.name == "llvm" else target.host).attrs.get("num-cores"):
         raise CostError(
             f'target {target} does not say how many cores the RPC machines have: give it "num-cores", '
             'as in {"kind": "llvm", "mcpu": "znver4", "num-cores": 8}'
         )
+    if target.kind.name == "cuda":
+        check_cuda_compiler()
 
 
 def cpu_model() -> str:

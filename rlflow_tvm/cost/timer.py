@@ -49,17 +49,17 @@ class KernelTimer:
 
     The worker schedules the kernel with `schedule` ("module:function" of (PrimFunc, Target)), builds it, and times it
     in its graph, or alone with its operands as warm as the kernel says. What is known already, from memory or
-    `database`, is not measured again; a kernel that failed is not tried again either, unless its worker was killed
-    (SIGKILL), which is not stored. A kernel, or a graph of them, that takes too long, or whose worker is killed, has a
-    second try, as has one whose server is lost: the second that it takes is a "crash". `version` names what
-    the times depend on beside kernel and target: by default the kernel pipeline's version, for another `schedule` that
-    function's name.
+    `database`, is not measured again; a kernel that failed is not tried again either, unless its worker was killed from
+    outside or the machine was short of memory or disk, which is not stored. A kernel, or a graph of them, that takes
+    too long, or whose worker is killed, has a second try, as has one whose server is lost: the second that it takes is
+    a "crash". `version` names what the times depend on beside kernel and target: by default the kernel pipeline's
+    version, for another `schedule` that function's name.
     `timeout_secs` bounds building, sending and running of one kernel together. Processes of this machine that use the
     same database file take turns at measuring (`QuietMachine.measuring`), and what one has measured stands for all.
     `quiet`: entered for that, by a process that also computes while others measure, in place of a lock of the timer's.
     A context manager; `close` ends the workers. Not for use from several threads.
-    CostError at construction for a GPU's target on a machine without one; with `remote`, for a target that does not
-    say how many cores the machines have.
+    CostError at construction for a GPU's target on a machine without one; with `remote`, for a target that does not say
+    how many cores the machines have; where there is no compiler for a GPU's kernels.
     """
 
     def __init__(

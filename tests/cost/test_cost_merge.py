@@ -190,6 +190,9 @@ def test_what_a_disturbed_machine_measured_can_be_forgotten(tmp_path):
     assert command("forget", "--database", ours).stdout == "1 measurements dropped\n"
     with KernelDatabase(ours) as held:
         assert [key for (key,) in held.rows(["kernel"])] == ["a", "c"]
+    assert command("forget", "--errors", "--database", ours).stdout == "1 measurements dropped\n"
+    with KernelDatabase(ours) as held:
+        assert [key for (key,) in held.rows(["kernel"])] == ["a"]
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tvm
@@ -15,9 +16,11 @@ from cost_kernels import SCHEDULE, FakeKernel, add, endless, far_read, gather, m
 
 from rlflow_tvm.cost import KernelDatabase, KernelTimer, Measurement, bench, target_key
 from rlflow_tvm.cost.machine import cores, cpu_model
-from rlflow_tvm.cost.place import Here
+from rlflow_tvm.cost.place import Here, LinkError
 from rlflow_tvm.cost.rehearsal import Step
 from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
+from rlflow_tvm.cost.worker import _Worker
+from rlflow_tvm.cost.worker_process import WorkerKilledError, WorkerProcess
 from rlflow_tvm.errors import CostError
 
 
@@ -168,6 +171,48 @@ def test_a_worker_that_is_killed_is_no_property_of_the_kernel(target, tmp_path):
             assert "SIGKILL" in measurement.error
             version = timer.version
         assert database.get("a", target_key(target), version) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "killed"),
+    [
+        (signal.SIGKILL, True),
+        (signal.SIGTERM, True),
+        (signal.SIGINT, True),
+        (signal.SIGHUP, True),
+        (signal.SIGXCPU, True),
+        (signal.SIGSEGV, False),
+        (signal.SIGABRT, False),
+    ],
+)
+def test_a_signal_from_outside_is_told_apart(number, killed):
+    worker = WorkerProcess("nothing", 1)
+    worker._process = SimpleNamespace(wait=lambda timeout: -number)
+    assert isinstance(worker._death(), WorkerKilledError) == killed
+    assert number.name in str(worker._death())
+
+
+@pytest.mark.parametrize(
+    ("error", "passing"),
+    [
+        (MemoryError(), True),
+        (OSError(28, "No space left on device"), True),
+        (LinkError("kernels cannot be linked"), True),
+        (RuntimeError("Check failed: CUDA: out of memory\n"), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (ValueError("no schedule"), False),
+        (CostError("a parameter of no fixed shape"), False),
+    ],
+)
+def test_what_the_machine_was_short_of_is_no_property_of_the_kernel(error, passing):
+    def fails():
+        raise error
+
+    worker = object.__new__(_Worker)
+    worker.bench = SimpleNamespace(launch=fails)
+    answer = worker._answer({"op": "launch"})
+    assert answer["error_kind"] == "build"
+    assert answer.get("passing", False) == passing
 
 
 def test_a_timeout_has_a_second_try(target, tmp_path, monkeypatch):
