@@ -22,6 +22,7 @@ from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.cost.worker import _Worker
 from rlflow_tvm.cost.worker_process import WorkerKilledError, WorkerProcess
 from rlflow_tvm.errors import CostError
+from rlflow_tvm.kernels import as_target
 
 
 @pytest.mark.parametrize(
@@ -275,14 +276,27 @@ def test_target_key():
     same = tvm.target.Target({"kind": "llvm", "num-cores": 2, "mattr": ["+fma", "+avx2"], "mcpu": "znver4"})
     assert target_key(one) == target_key(same)
     assert cpu_model() in target_key(one)
-    for change in ({"num-cores": 4}, {"mcpu": "znver3"}, {"mattr": ["+fma"]}, {"opt-level": 0}):
+    changes = {"num-cores": 4}, {"mcpu": "znver3"}, {"mattr": ["+fma"]}, {"opt-level": 0}
+    for change in (*changes, {"fast-math": True}, {"fast-math-reassoc": True}, {"vector-width": 256}):
         fields = {"kind": "llvm", "mcpu": "znver4", "mattr": ["+avx2", "+fma"], "num-cores": 2, **change}
         assert target_key(tvm.target.Target(fields)) != target_key(one)
 
 
-def test_times_of_some_processors_are_not_those_of_all(monkeypatch):
+def test_a_target_has_the_key_that_it_had_where_it_sets_nothing_unusual():
+    fields = {"kind": "llvm", "mcpu": "znver4", "num-cores": 2}
+    plain = target_key(tvm.target.Target(fields), "board")
+    assert plain == "kind=llvm;mcpu=znver4;num-cores=2;host=rpc:board"
+    assert target_key(tvm.target.Target({**fields, "fast-math": False}), "board") == plain
+    gpu = {"kind": "cuda", "arch": "sm_90"}
+    assert target_key(as_target(gpu), "board") == "kind=cuda;arch=sm_90;host=rpc:board"
+    large = target_key(as_target({**gpu, "max_shared_memory_per_block": 96 * 1024}), "board")
+    assert large == "kind=cuda;arch=sm_90;max_shared_memory_per_block=98304;host=rpc:board"
+
+
+def test_times_of_some_processors_are_not_those_of_all(monkeypatch, tmp_path):
     """As under taskset. Where all are used the key is what it was when it did not look."""
     bare, told = tvm.target.Target("llvm"), tvm.target.Target({"kind": "llvm", "num-cores": 4})
+    monkeypatch.setattr("rlflow_tvm.kernels.target._CONTROL_GROUP", tmp_path)  # where none bounds them
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1, 2, 3}, raising=False)
     before, told_before = target_key(bare), target_key(told)
