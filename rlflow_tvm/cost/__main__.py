@@ -103,7 +103,10 @@ def forget(
     database: DatabaseOption = None,
     errors: Annotated[bool, typer.Option("--errors", help="Drop remembered errors (crashes, timeouts) too.")] = False,
 ) -> None:
-    """Drop what was measured while something else slowed the machine down, so that it is measured again."""
+    """Drop what was measured while something else slowed the machine down, so that it is measured again.
+
+    Where that is the reference kernel, to whose speed times are reckoned, all times of its target go with it.
+    """
     with KernelDatabase(_existing(database)) as opened:
         dropped = opened.forget_disturbed()
         if errors:

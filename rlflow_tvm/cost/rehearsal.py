@@ -112,8 +112,13 @@ def _runs(calls: Sequence[Call], pace: Callable[[], float]) -> list[_Run]:
         before, had_before = time.perf_counter(), time.thread_time()
         each = _timed(calls)
         had, wall = time.thread_time() - had_before, time.perf_counter() - before
-        runs.append(_Run(each, pace(), max((wall - _CLOCKS_SECS) / had, 1.0)))
+        runs.append(_Run(each, pace(), stretched(wall, had)))
     return runs
+
+
+def stretched(wall_secs: float, had_secs: float) -> float:
+    """How many times as long something took as this thread had a processor; 1 if reading clocks took the rest."""
+    return max((wall_secs - _CLOCKS_SECS) / had_secs, 1.0)
 
 
 def summary(samples: Sequence[Sequence[float]]) -> dict[str, Any]:

@@ -195,6 +195,16 @@ def test_what_a_disturbed_machine_measured_can_be_forgotten(tmp_path):
         assert [key for (key,) in held.rows(["kernel"])] == ["a"]
 
 
+def test_what_is_reckoned_to_a_disturbed_reference_is_forgotten_with_it(tmp_path):
+    slow, well = secs(1.0, slowdown=1.5), secs(1.0, slowdown=1.0)
+    ours = database(tmp_path / "k.sqlite", {REFERENCE_KEY: slow, LAUNCH_KEY: well, "a": well, "failed": BAD})
+    database(ours, {REFERENCE_KEY: well, LAUNCH_KEY: slow, "a": well}, target="another")
+    with KernelDatabase(ours) as held:
+        assert held.forget_disturbed() == 3
+        left = [("a", "another"), ("failed", "t"), (LAUNCH_KEY, "t"), (REFERENCE_KEY, "another")]
+        assert held.rows(["kernel", "target"]) == left
+
+
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     call = [sys.executable, "-m", "rlflow_tvm.cost", *map(str, arguments)]
     return subprocess.run(call, capture_output=True, text=True, check=False)
