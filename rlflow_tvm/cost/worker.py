@@ -35,7 +35,7 @@ from rlflow_tvm.cost.session import IDLE_SECS, Session, SessionLostError
 from rlflow_tvm.cost.stage import Stage
 from rlflow_tvm.errors import CostError
 
-_SHORT = re.compile("out of memory|bad_alloc|cannot allocate memory|no space left on device", re.IGNORECASE)
+_SHORT = re.compile("out.of.memory|bad_alloc|cannot allocate memory|no space left on device", re.IGNORECASE)
 """In messages of errors that are neither MemoryError nor OSError: of TVM's allocations, a GPU's among them."""
 
 

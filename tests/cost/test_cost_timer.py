@@ -200,6 +200,7 @@ def test_a_signal_from_outside_is_told_apart(number, killed):
         (OSError(28, "No space left on device"), True),
         (LinkError("kernels cannot be linked"), True),
         (RuntimeError("Check failed: CUDA: out of memory\n"), True),
+        (RuntimeError("cuModuleLoadData failed with error: CUDA_ERROR_OUT_OF_MEMORY"), True),
         (RuntimeError("std::bad_alloc"), True),
         (ValueError("no schedule"), False),
         (CostError("a parameter of no fixed shape"), False),
