@@ -99,10 +99,19 @@ def export(
 
 
 @cli.reports_errors
-def forget(database: DatabaseOption = None) -> None:
-    """Drop what was measured while something else slowed the machine down, so that it is measured again."""
+def forget(
+    database: DatabaseOption = None,
+    errors: Annotated[bool, typer.Option("--errors", help="Drop remembered errors (crashes, timeouts) too.")] = False,
+) -> None:
+    """Drop what was measured while something else slowed the machine down, so that it is measured again.
+
+    Where that is the reference kernel, to whose speed times are reckoned, all times of its target go with it.
+    """
     with KernelDatabase(_existing(database)) as opened:
-        print(f"{opened.forget_disturbed()} measurements dropped")
+        dropped = opened.forget_disturbed()
+        if errors:
+            dropped += opened.forget_errors()
+        print(f"{dropped} measurements dropped")
 
 
 @cli.reports_errors

@@ -18,7 +18,6 @@ extern "C" int __tvm_ffi_write(void *, const TVMFFIAny *, int32_t, TVMFFIAny *);
 namespace {
 
 constexpr int64_t kVector = 16, kParts = 2;  // as in caches.py
-constexpr int kRecent = 2;  // a sweep of this size, as `sweep` counts, leaves no private cache as it was
 
 struct Free {
   void operator()(void *memory) const { free(memory); }
@@ -27,6 +26,7 @@ struct Free {
 std::vector<int> temperatures = {4};
 std::map<int, std::unique_ptr<void, Free>> others;
 int64_t parts = 1, prepared = 0;
+int recent = 2;  // a sweep of this size, as `sweep` counts, leaves no private cache as it was
 
 std::unique_ptr<void, Free> zeros(size_t bytes) {
   // written, as pages that never were are all one page of zeros
@@ -93,10 +93,10 @@ int temperature(int32_t operand) {
 int prepare(ARGUMENTS) {
   ++prepared;
   int far = 0;
-  bool recent = false;
+  bool cooled = false;
   for (int32_t i = 0; i < num_args; ++i) {
     far = temperature(i) > far ? temperature(i) : far;
-    recent = recent || temperature(i) == 1;
+    cooled = cooled || temperature(i) == 1;
   }
   if (far > 1 && sweep(far) != 0) return -1;
   for (int digit : {1, 0}) {
@@ -104,7 +104,7 @@ int prepare(ARGUMENTS) {
       const DLTensor *operand = tensor_of(args[i]);
       if (operand != nullptr && temperature(i) == digit && touch(operand) != 0) return -1;
     }
-    if (digit == 1 && recent && sweep(kRecent) != 0) return -1;
+    if (digit == 1 && cooled && sweep(recent) != 0) return -1;
   }
   *result = TVMFFIAny{};
   return 0;
@@ -112,10 +112,12 @@ int prepare(ARGUMENTS) {
 
 }  // namespace
 
-// start(parts): registers the preparation, which sweeps in so many parts, as a global function of this process.
+// start(parts, recent): registers the preparation, which sweeps in so many parts, as a global function of this process;
+// `recent`: the digit of a sweep that leaves no private cache as it was.
 EXPORTED __tvm_ffi_start(ARGUMENTS) {
   (void)num_args;
   parts = args[0].v_int64;
+  recent = static_cast<int>(args[1].v_int64);
   *result = TVMFFIAny{};
   TVMFFIObjectHandle function = nullptr;
   if (TVMFFIFunctionCreate(nullptr, prepare, nullptr, &function) != 0) return -1;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +22,7 @@ _NAME = "rlflow_tvm.prepare_caches"  # as in caches.cc, as are the next but one
 _UNKNOWN = "4"
 _VECTOR = 16
 _PARTS = 2  # of a tensor, each written by another thread
-_RECENT = 2  # a sweep of this many megabytes, as `megabytes` counts, leaves no private cache as it was
+_PRIVATE = 2  # megabytes of a core's own caches, generously; what a sweep reads is shared out among the cores
 
 
 class Caches(Protocol):
@@ -50,7 +51,8 @@ class SentCaches:
     def __init__(self, target: Target, library: tvm.runtime.Module) -> None:
         self.name = _NAME if target.kind.name == "llvm" else ""
         self._library = library
-        library["start"](max(_PARTS, cores(processor_of(target))))
+        parts = max(_PARTS, cores(processor_of(target)))
+        library["start"](parts, _recent(parts))
 
     def set(self, cold: str) -> None:
         """As in `Caches`."""
@@ -67,6 +69,7 @@ class LocalCaches:
             return
         self._read, self._write = (tvm.compile(func, target=target).jit()["main"] for func in (_reader(), _writer()))
         self._parts = max(_PARTS, cores(target))
+        self._recent = _recent(self._parts)
         self._others: dict[int, tvm.runtime.Tensor] = {}
         self._sums = tvm.runtime.tensor(np.zeros((self._parts, _VECTOR), "int32"))
         self._zero = tvm.runtime.tensor(np.zeros(1, "int32"))
@@ -86,7 +89,7 @@ class LocalCaches:
                 if own == digit:
                     self._touch(operand)
             if digit == "1" and "1" in cold:
-                self._sweep(_RECENT)
+                self._sweep(self._recent)
 
     def _sweep(self, digit: int) -> None:
         if digit not in self._others:
@@ -99,6 +102,12 @@ class LocalCaches:
         if rows:  # the rest is less than two cache lines
             view = operand._create_view((_PARTS, rows, _VECTOR), "int32")
             self._write(view, self._zero, view)
+
+
+def _recent(processors: int) -> int:
+    """The digit of the smallest sweep, 2 or more as `megabytes` counts, that leaves none of so many processors' private
+    caches as it was."""
+    return next(digit for digit in count(2) if megabytes(digit) >= _PRIVATE * processors)
 
 
 def helpers(target: Target) -> bytes:

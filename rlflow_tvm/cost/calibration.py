@@ -3,7 +3,8 @@
 Launches of a rehearsal are slow or fast together: of 24 kernels of BERT-Base on one core, timed in six rehearsals, the
 graph's time varied by 3.8 % from one to the next (one standard deviation), a kernel's share in it by 0.6 %. What a
 rewrite adds is timed in another rehearsal than what it replaces, and so would be cheaper or dearer by the moment. But
-most launches of its graph are known: what they take now against what they took tells what the moment is like.
+most launches of its graph are known, measured twice: what they take now against what they took tells what the moment is
+like.
 
 Where other machines share the last-level cache and the memory, as on a virtual machine, the moment is not the same for
 all: over half an hour a convolution of SqueezeNet varied by 1 %, Winograd's by 5 to 10 %, a max pool by 30 %. So the
@@ -40,23 +41,20 @@ def factors(
     """What each kernel's seconds in a rehearsal are to be multiplied by, for those of known kernels to be as they were.
 
     `secs`, `counts`, `traffic`: by name, a launch's seconds here, the number of launches, and the bytes of its operands
-    that are not in the private caches. `known`: what was measured before, seconds all; of those that are confirmed the
-    factors are, where they are enough. 1 where too little is known.
+    that are not in the private caches. `known`: what was measured before, seconds all. 1 where too little is known.
     """
     total = sum(counts[name] * each for name, each in secs.items())
-    confirmed = {name for name, each in known.items() if each.confirmed}
-    for names in (confirmed, set(known)):
-        told = sorted(names & secs.keys())
-        weights = np.array([counts[name] * secs[name] for name in told])
-        if weights.sum() >= _LEAST_SHARE * total > 0.0:
-            ratios = np.log([(known[name].run_secs or 0.0) / secs[name] for name in told])
-            rate = {name: (traffic[name] / each) ** 0.5 for name, each in secs.items()}
-            rates = np.array([rate[name] for name in told])
-            level, slope = _line(rates, ratios, weights)
-            most = rates.max()  # beyond what is known the line is not drawn on
-            logs = {name: level + slope * min(each, most) for name, each in rate.items()}
-            return {name: float(np.clip(np.exp(each), 1.0 / MOST, MOST)) for name, each in logs.items()}
-    return dict.fromkeys(secs, 1.0)
+    told = sorted(known.keys() & secs.keys())
+    weights = np.array([counts[name] * secs[name] for name in told])
+    if not weights.sum() >= _LEAST_SHARE * total > 0.0:
+        return dict.fromkeys(secs, 1.0)
+    ratios = np.log([(known[name].run_secs or 0.0) / secs[name] for name in told])
+    rate = {name: (traffic[name] / each) ** 0.5 for name, each in secs.items()}
+    rates = np.array([rate[name] for name in told])
+    level, slope = _line(rates, ratios, weights)
+    most = rates.max()  # beyond what is known the line is not drawn on
+    logs = {name: level + slope * min(each, most) for name, each in rate.items()}
+    return {name: float(np.clip(np.exp(each), 1.0 / MOST, MOST)) for name, each in logs.items()}
 
 
 def _line(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float, float]:

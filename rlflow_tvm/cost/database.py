@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlflow_tvm.cost.measurement import DISTURBED, Measurement
-from rlflow_tvm.cost.schema import MIGRATIONS, SCHEMA_VERSION
+from rlflow_tvm.cost.schema import LAUNCH_KEY, MIGRATIONS, REFERENCE_KEY, SCHEMA_VERSION, TAKE_PLACE
 from rlflow_tvm.errors import CostError
 
 _BUSY_SECS = 60.0
@@ -102,10 +102,15 @@ class KernelDatabase:
         return Measurement(secs, error, kind, repeats, spread, slowdown, bool(confirmed))
 
     def put(self, key: str, target_key: str, version: str, measurement: Measurement, tvm_version: str = "") -> None:
-        """Store `measurement`, replacing an older one; it is on file when this returns."""
+        """Store `measurement`, replacing an older one; it is on file when this returns.
+
+        But what is confirmed stays, as it stands for good, and seconds do not give way to an error: another process may
+        have stored them meanwhile.
+        """
         with self._guarded():
             self._connection.execute(
-                "INSERT OR REPLACE INTO measurement VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                f"INSERT INTO measurement VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) {TAKE_PLACE}"
+                " WHERE NOT measurement.confirmed AND (measurement.error IS NOT NULL OR excluded.error IS NULL)",
                 (
                     key,
                     target_key,
@@ -179,9 +184,21 @@ class KernelDatabase:
         return [Holding(*row) for row in rows]
 
     def forget_disturbed(self) -> int:
-        """Drop the measurements that were made while something else slowed the machine down; how many."""
+        """Drop the measurements that were made while something else slowed the machine down; how many.
+
+        Where that is the reference kernel's, all times of its target that are reckoned to it go with it.
+        """
         with self._guarded():
-            return self._connection.execute("DELETE FROM measurement WHERE slowdown > ?", (DISTURBED,)).rowcount
+            return self._connection.execute(
+                "DELETE FROM measurement WHERE slowdown > ?1 OR (run_secs IS NOT NULL AND kernel <> ?2 AND target IN"
+                " (SELECT target FROM measurement WHERE kernel = ?3 AND slowdown > ?1))",
+                (DISTURBED, LAUNCH_KEY, REFERENCE_KEY),
+            ).rowcount
+
+    def forget_errors(self) -> int:
+        """Drop the kernels that failed, so that they are tried again; how many."""
+        with self._guarded():
+            return self._connection.execute("DELETE FROM measurement WHERE error IS NOT NULL").rowcount
 
     def check(self) -> None:
         """CostError where the file is damaged (SQLite's own integrity check)."""

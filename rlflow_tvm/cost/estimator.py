@@ -68,7 +68,8 @@ class KernelEstimator:
         graph: Callable[[], Rehearsal],
         confirmed: bool = False,
     ) -> list[Measurement | Prediction]:
-        """One for each of `kernels`, in their order; with `confirmed` only measurements, all of them confirmed.
+        """One for each of `kernels`, in their order; with `confirmed` only measurements, all of them confirmed
+        but for those that failed when they were measured again.
 
         `graph` as in `KernelTimer.measure`.
         """

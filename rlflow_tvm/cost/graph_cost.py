@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 import tvm_ffi
@@ -121,7 +121,8 @@ class CostModel:
 
         `reach`: how far away weights are, by default as far as this graph itself pushes them. Graphs that are held
         against each other want one and the same, or a few bytes more or less may change the cost of every kernel.
-        `confirmed`: no kernel's time is to be predicted, whatever the policy, or that of one measurement. A graph that
+        `confirmed`: no kernel's time is to be predicted, whatever the policy, or that of one measurement; a kernel that
+        fails when it is measured again makes `run_secs` infinite, in the answer to such a question only. A graph that
         was chosen among many for its cost wants it: the cheapest of many is also the one of which the clock was kind.
 
         KernelError for an operator that cannot be lowered, CostError when nothing can be measured at all; a kernel
@@ -134,13 +135,14 @@ class CostModel:
             self.misses += known is None
             cost = self._cost(mod, on_progress, reach, confirmed)
             known = self._graphs[key] = cost, self.timer.measured, self.timer.revision
+        if confirmed and known[0].single:
+            return replace(known[0], run_secs=math.inf, failed=(*known[0].failed, *self._unconfirmed(mod, reach)))
         return known[0]
 
     def _is_stale(self, cost: GraphCost, measured: int, revision: int) -> bool:
         """Whether what has been measured since may make it another."""
-        return bool(
-            (cost.predicted and measured != self.timer.measured) or (cost.single and revision != self.timer.revision)
-        )
+        again = cost.single or cost.failed
+        return bool((cost.predicted and measured != self.timer.measured) or (again and revision != self.timer.revision))
 
     def kernels(self, mod: tvm.IRModule | Dataflow, reach: int | None = None) -> list[Kernel]:
         """The kernels that `cost` sums up."""
@@ -213,6 +215,15 @@ class CostModel:
         if database is None or database.get(known_as(kernel), self.timer.target_key, self.timer.graph_version) is None:
             return text
         return f"{text} [kept in {database.path}]"
+
+    def _unconfirmed(self, mod: tvm.IRModule | Dataflow, reach: int | None) -> list[str]:
+        """What to say of the kernels of `mod` that were measured once, and failed the second time."""
+        times = [(kernel, self.timer.lookup(kernel, in_graph=True)) for kernel in self.kernels(mod, reach)]
+        return [
+            f"{kernel.name} ({kernel.key}): it failed when it was measured again"
+            for kernel, known in times
+            if known is not None and known.single
+        ]
 
     def _count(self, kernel: Kernel) -> tuple[int, int]:
         if kernel.key not in self._counts:

@@ -35,7 +35,8 @@ class Workers(Protocol):
         """(number, answer) of each request as it comes, once each; what failed is {"error", "error_kind"}.
 
         A request that took longer than `limit_secs`, or whose worker was killed, is made `tries` times. What was
-        killed has "passing" in its answer: it says nothing of the kernel. CostError when nothing can be measured.
+        killed, or failed for want of memory or disk, has "passing" in its answer: it says nothing of the kernel.
+        CostError when nothing can be measured.
         """
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ class KnownTimes:
     def __init__(self, target_key: str, database: KernelDatabase | None) -> None:
         self.target_key, self.database = target_key, database
         self.revision = 0
-        """How often a time that was known has given way to a confirmed one."""
+        """How often what was known has given way to a better: a time to a confirmed one, a failure to seconds."""
         self._known: dict[tuple[str, str], Measurement] = {}
 
     def find(self, kernel: TimedKernel, version: str) -> Measurement | None:
@@ -70,47 +70,53 @@ class KnownTimes:
         return {name: kernel for name, (kernel, known) in found.items() if known is not None and known.single}
 
     def refresh(self) -> None:
-        """Take over what other processes have confirmed since."""
+        """Take over what other processes have confirmed since, or could measure where it failed here."""
         if self.database is None or not self.database.changed():
             return
-        for name, version in [each for each, known in self._known.items() if known.single]:
+        for (name, version), known in list(self._known.items()):
+            if known.confirmed:
+                continue
             stored = self.stored(name, version)
-            if stored is not None and stored.confirmed:
+            if stored is not None and (stored.ok, stored.confirmed) > (known.ok, known.confirmed):
                 self._known[name, version] = stored
                 self.revision += 1
 
     def learn(self, name: str, version: str, measurement: Measurement, *, keep: bool = True) -> bool:
         """A measurement that was made now: the first, or the second, which stands from then on if it did not fail.
 
-        `keep`: for other processes too. Says whether it was the first.
+        `keep`: for other processes too; where one of them has stored a better one meanwhile, that one counts. Says
+        whether it was the first.
         """
         before = self._known.get((name, version))
         if before is None:
-            self._known[name, version] = measurement
-            if keep:
-                self.store(name, version, measurement)
+            self._known[name, version] = self.store(name, version, measurement) if keep else measurement
         elif before.single and measurement.ok:
-            self._known[name, version] = replace(measurement, confirmed=True)
-            self.store(name, version, self._known[name, version])
+            self._known[name, version] = self.store(name, version, replace(measurement, confirmed=True))
             self.revision += 1
         return before is None
 
     def factors(
         self, version: str, secs: Mapping[str, float], counts: Mapping[str, int], traffic: Mapping[str, int]
     ) -> dict[str, float]:
-        """As `calibration.factors`, of what is known here."""
+        """As `calibration.factors`, of what is confirmed here.
+
+        A rehearsal is the second measurement of all its kernels that were measured once: reckoned to what these took at
+        first, they would take the same again, whatever they take. Where little is confirmed, all are of this moment.
+        """
         before = {name: self._known.get((name, version)) for name in secs}
-        known = {name: each for name, each in before.items() if each is not None and each.ok}
+        known = {name: each for name, each in before.items() if each is not None and each.confirmed}
         return factors(known, secs, counts, traffic)
 
     def stored(self, name: str, version: str) -> Measurement | None:
         """What the database holds."""
         return None if self.database is None else self.database.get(name, self.target_key, version)
 
-    def store(self, name: str, version: str, measurement: Measurement) -> None:
-        """Put it into the database, if there is one."""
-        if self.database is not None:
-            self.database.put(name, self.target_key, version, measurement, tvm.__version__)
+    def store(self, name: str, version: str, measurement: Measurement) -> Measurement:
+        """Put it into the database, if there is one; what is held there then (see `KernelDatabase.put`)."""
+        if self.database is None:
+            return measurement
+        self.database.put(name, self.target_key, version, measurement, tvm.__version__)
+        return self.stored(name, version) or measurement
 
 
 def known_as(kernel: TimedKernel) -> str:

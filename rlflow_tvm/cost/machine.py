@@ -13,14 +13,27 @@ import tvm
 from tvm.target import Target
 
 from rlflow_tvm.errors import CostError
+from rlflow_tvm.kernels.target import STATIC_SHARED_BYTES, usable_processors
 
 _CPUINFO = Path("/proc/cpuinfo")
 # Intel and AMD say "model name"; ARM kernels give numbers only, which name the core all the same.
 _CPUINFO_FIELDS = ("model name", "CPU implementer", "CPU part", "cpu model", "uarch")
+_CODE = (
+    *("cl-opt", "fast-math", "fast-math-arcp", "fast-math-contract", "fast-math-ninf", "fast-math-nnan"),
+    *("fast-math-nsz", "fast-math-reassoc", "mabi", "max_num_threads", "max_shared_memory_per_block"),
+    *("max_threads_per_block", "mfloat-abi", "thread_warp_size", "vector-width"),
+)
+"""Attributes that few targets set, on which code depends too."""
+_USUAL = {"max_num_threads": 1024, "max_shared_memory_per_block": STATIC_SHARED_BYTES, "thread_warp_size": 32}
+"""What every target of a GPU has of them."""
+
+usable_cores = usable_processors
+"""Processors that this process may keep busy."""
 
 
 def target_key(target: Target, rpc_key: str | None = None) -> str:
-    """A stable string of kind, mcpu, mattr, cores and optimisation level of `target` and of the processor this runs on.
+    """A stable string of what code depends on in `target` (kind, mcpu, mattr, cores, optimisation level and, where they
+    are not as usual, others) and of the processor this runs on.
 
     The host's name is in it because two machines may compile for the same `mcpu` and yet run at other speeds. The name
     of other machines is the key under which a tracker lists them. Where the target does not say how many cores there
@@ -37,6 +50,7 @@ def target_key(target: Target, rpc_key: str | None = None) -> str:
         "mtriple": str(attrs.get("mtriple", "")),
         "num-cores": str(attrs.get("num-cores") or ("" if rpc_key is not None else _some_cores(target))),
         "opt-level": str(attrs.get("opt-level", "")),
+        **{name: str(attrs[name]) for name in _CODE if attrs.get(name) and attrs[name] != _USUAL.get(name)},
         "device": str(device_of(target).device_name) if target.kind.name != "llvm" and rpc_key is None else "",
         "host": cpu_model() if rpc_key is None else f"rpc:{rpc_key}",
     }
@@ -86,12 +100,15 @@ def check_cuda_compiler() -> None:
 
 
 def check_remote(target: Target) -> None:
-    """CostError where `target` does not say how many cores other machines have: this one's number is not theirs."""
+    """CostError where `target` does not say how many cores other machines have, as this one's number is not theirs, or
+    where there is nothing to compile its kernels with, which is done here."""
     if not (target if target.kind.name == "llvm" else target.host).attrs.get("num-cores"):
         raise CostError(
             f'target {target} does not say how many cores the RPC machines have: give it "num-cores", '
             'as in {"kind": "llvm", "mcpu": "znver4", "num-cores": 8}'
         )
+    if target.kind.name == "cuda":
+        check_cuda_compiler()
 
 
 def cpu_model() -> str:
@@ -113,8 +130,3 @@ def cores(target: Target) -> int:
     """Threads a kernel or model may use: the target's `num-cores`, else the processors usable here."""
     wanted = target.attrs.get("num-cores")
     return int(wanted) if wanted else usable_cores()
-
-
-def usable_cores() -> int:
-    """Processors that this process may use; honours taskset and a container's limits where the system tells them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

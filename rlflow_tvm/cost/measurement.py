@@ -20,9 +20,10 @@ class Measurement:
     `error_kind` tells the errors apart: "build" (could not be scheduled or compiled), "crash" (the worker process
     died of it), "timeout" (build and runs together took longer than the limit), "run" (raised while running).
     `repeats` is the number of timed runs, `spread` their interquartile range divided by the median. `slowdown`: how
-    much longer than usual a reference kernel took beside them (on a GPU's host: than at its best), or how much longer
-    than they had a processor they took, if that is more; None where nothing is known. `confirmed`: the seconds are a
-    second measurement's, made without regard to what the first said (see `known_times`).
+    much longer than usual a reference kernel took beside them (beside a launch or the reference kernel itself: than at
+    its best), or how much longer than they had a processor they took, if that is more; None where nothing is known, as
+    on a GPU. `confirmed`: the seconds are a second measurement's, made without regard to what the first said (see
+    `known_times`).
     ValueError when the fields contradict one another.
     """
 

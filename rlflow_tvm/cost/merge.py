@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlflow_tvm.cost.database import KernelDatabase
 from rlflow_tvm.cost.reference import rescaled
-from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
+from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY, TAKE_PLACE
 from rlflow_tvm.errors import CostError
 
 _REFERENCES = f"""
@@ -24,11 +24,7 @@ UPDATE other.measurement SET run_secs = run_secs * ?
 WHERE target = ? AND kernel NOT IN ('{REFERENCE_KEY}', '{LAUNCH_KEY}')
 """
 _MERGE_MEASUREMENTS = f"""
-INSERT INTO main.measurement SELECT * FROM other.measurement WHERE true
-ON CONFLICT (kernel, target, version) DO UPDATE SET
-    run_secs = excluded.run_secs, error = excluded.error, error_kind = excluded.error_kind,
-    repeats = excluded.repeats, spread = excluded.spread, measured_at = excluded.measured_at,
-    tvm_version = excluded.tvm_version, slowdown = excluded.slowdown, confirmed = excluded.confirmed
+INSERT INTO main.measurement SELECT * FROM other.measurement WHERE true {TAKE_PLACE}
 WHERE measurement.kernel <> '{REFERENCE_KEY}'
   AND (excluded.error IS NULL, excluded.confirmed, excluded.measured_at)
     > (measurement.error IS NULL, measurement.confirmed, measurement.measured_at)
@@ -38,7 +34,8 @@ INSERT INTO main.tuned_schedule SELECT * FROM other.tuned_schedule WHERE true
 ON CONFLICT (kernel, target, version) DO UPDATE SET
     trace = excluded.trace, run_secs = excluded.run_secs, rule_secs = excluded.rule_secs,
     trials = excluded.trials, tuned_at = excluded.tuned_at
-WHERE excluded.tuned_at > tuned_schedule.tuned_at
+WHERE (excluded.trace IS NOT NULL, excluded.trials, excluded.tuned_at)
+    > (tuned_schedule.trace IS NOT NULL, tuned_schedule.trials, tuned_schedule.tuned_at)
 """
 
 
@@ -55,8 +52,9 @@ def merge(database: KernelDatabase, path: str | os.PathLike[str]) -> Merged:
     """Take into `database` everything that the one at `path` holds, of whatever target, all of it or nothing.
 
     Where both know a kernel, seconds take the place of an error, confirmed ones that of others, and otherwise the later
-    measurement that of the earlier. Where both know the reference kernel of a target, its times there are reckoned to
-    ours. The other file is not changed. CostError where it is missing, no database of ours, or damaged.
+    measurement that of the earlier; tuning that found a schedule that of which none came, more trials that of fewer.
+    Where both know the reference kernel of a target, its times there are reckoned to ours. The other file is not
+    changed. CostError where it is missing, no database of ours, or damaged.
     """
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / Path(path).name

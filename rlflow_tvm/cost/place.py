@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import tvm
+from tvm.support import cc
 from tvm.target import Target
 
 from rlflow_tvm.cost.machine import device_of
+from rlflow_tvm.errors import CostError
 
 
 class Place(Protocol):
@@ -34,13 +36,27 @@ class Here:
         return executable.jit()
 
 
+class LinkError(CostError):
+    """What was built for another machine cannot be linked on this one."""
+
+
 def linked(executable: tvm.runtime.Executable, **options: Any) -> bytes:
     """What `tvm.compile` made as a shared library, linked with the compiler that TVM finds, or CXX names; `options` as
-    `export_library` has them."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "library.so"
-        executable.export_library(str(path), **options)
-        return path.read_bytes()
+    `export_library` has them. LinkError where that fails."""
+    compiler = cc.get_cc()
+    if compiler is None:
+        raise LinkError("kernels cannot be linked for servers: install a C++ compiler (g++), or name one in CXX")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "library.so"
+            executable.export_library(str(path), **options)
+            return path.read_bytes()
+    except (RuntimeError, OSError) as error:
+        last = str(error).strip().splitlines()[-1]
+        raise LinkError(
+            f"kernels cannot be linked for servers ({last}): check the disk and the C++ compiler {compiler}, or name "
+            "another in CXX"
+        ) from error
 
 
 def processor_of(target: Target) -> Target:

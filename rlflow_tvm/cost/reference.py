@@ -15,7 +15,7 @@ from tvm import s_tir, te
 from tvm.target import Target
 
 from rlflow_tvm.cost.machine import cores
-from rlflow_tvm.cost.place import Place, processor_of
+from rlflow_tvm.cost.place import Place
 
 _ROWS, _DEPTH, _WIDTH, _VECTOR = 32, 1024, 128, 16  # about a tenth of a millisecond, its operands in private caches
 _RUNS = 5
@@ -33,12 +33,11 @@ and says nothing of what others take."""
 
 
 class Reference:
-    """A product on every core, timed when asked for. On a GPU its host's."""
+    """A product on every core, timed when asked for."""
 
     def __init__(self, target: Target, place: Place) -> None:
-        host = processor_of(target)
-        parts = cores(host)
-        module = place.load(tvm.compile(_product(parts), target=host))
+        parts = cores(target)
+        module = place.load(tvm.compile(_product(parts), target=target))
         self._time = module.time_evaluator("main", place.processor, number=1, repeat=_RUNS)
         shapes = (parts, _ROWS, _DEPTH), (_DEPTH, _WIDTH), (parts, _ROWS, _WIDTH)
         self._operands = [tvm.runtime.tensor(np.ones(shape, "float32"), place.processor) for shape in shapes]

@@ -34,6 +34,7 @@ _CALLS = 2000
 _WAITED = 1.03  # times what this thread had of a processor a run may take, and so many seconds more, for reading clocks
 _CLOCKS_SECS = 1e-4
 _LEAST_SHARE = 0.2  # of its time, which a launch keeps when what calling it takes is subtracted
+_ABOUT_ONE = 0x3F803F80  # as bits of float32; each half is 1 in bfloat16 and 1.9 in float16, two of it 0.008 in float64
 
 
 class Step(NamedTuple):
@@ -112,8 +113,13 @@ def _runs(calls: Sequence[Call], pace: Callable[[], float]) -> list[_Run]:
         before, had_before = time.perf_counter(), time.thread_time()
         each = _timed(calls)
         had, wall = time.thread_time() - had_before, time.perf_counter() - before
-        runs.append(_Run(each, pace(), max((wall - _CLOCKS_SECS) / had, 1.0)))
+        runs.append(_Run(each, pace(), stretched(wall, had)))
     return runs
+
+
+def stretched(wall_secs: float, had_secs: float) -> float:
+    """How many times as long something took as this thread had a processor; 1 if reading clocks took the rest."""
+    return max((wall_secs - _CLOCKS_SECS) / had_secs, 1.0)
 
 
 def summary(samples: Sequence[Sequence[float]]) -> dict[str, Any]:
@@ -134,12 +140,14 @@ def _placed(parts: Sequence[Part], device: tvm.runtime.Device) -> list[Call]:
     n^(-1/4)).
     """
     tensor = tvm.runtime.tensor
-    words: dict[int, int] = {}
+    sizes: dict[int, int] = {}  # bytes
+    dtypes: dict[int, set[str]] = {}
     for part in parts:
         for number, (place, buffer) in enumerate(zip(part.places, part.buffers, strict=True)):
             if _is_float(buffer) and number not in part.ones:
-                words[place] = max(words.get(place, 1), -(-tensor_bytes(*buffer) // 4))
-    storages = {place: tensor(plain_array((size,), "float32", size**-0.25), device) for place, size in words.items()}
+                sizes[place] = max(sizes.get(place, 1), tensor_bytes(*buffer))
+                dtypes.setdefault(place, set()).add(buffer[1])
+    storages = {place: tensor(_floats(size, dtypes[place]), device) for place, size in sizes.items()}
 
     def operand(part: Part, number: int) -> tvm.runtime.Tensor:
         place, buffer = part.places[number], part.buffers[number]
@@ -148,6 +156,18 @@ def _placed(parts: Sequence[Part], device: tvm.runtime.Device) -> list[Call]:
         return storages[place]._create_view(*buffer) if _is_float(buffer) else tensor(plain_array(*buffer), device)
 
     return [(part.function, [operand(part, number) for number in range(len(part.buffers))]) for part in parts]
+
+
+def _floats(size: int, dtypes: Collection[str]) -> np.ndarray:
+    """At least `size` bytes, which are numbers of usual sizes in each of `dtypes`: NaN and denormal ones take longer.
+
+    Storage of several types is that of intermediates: what is there at first is written over before it is read.
+    """
+    if len(dtypes) > 1:
+        return np.full(-(-size // 4), _ABOUT_ONE, "uint32")
+    (dtype,) = dtypes
+    elements = -(-size // tensor_bytes((1,), dtype))
+    return plain_array((elements,), dtype, elements**-0.25)
 
 
 def _is_float(buffer: Buffer) -> bool:

@@ -177,6 +177,8 @@ class _Slot:
     def _open(self) -> bool:
         try:
             answer = self.worker.call({"op": "open", "wait_secs": _HAND_OUT_SECS}, _OPEN_LIMIT_SECS)
+            if "error" in answer:  # it lies here, whatever servers there are
+                raise CostError(answer["error"])
             self.reason = answer.get("lost", "")
         except (WorkerTimeoutError, WorkerCrashError) as error:
             self.reason = str(error)

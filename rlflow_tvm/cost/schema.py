@@ -27,6 +27,13 @@ CREATE TABLE measurement (
     CHECK ((run_secs IS NULL) <> (error IS NULL))
 ) WITHOUT ROWID
 """
+TAKE_PLACE = """
+ON CONFLICT (kernel, target, version) DO UPDATE SET
+    run_secs = excluded.run_secs, error = excluded.error, error_kind = excluded.error_kind,
+    repeats = excluded.repeats, spread = excluded.spread, measured_at = excluded.measured_at,
+    tvm_version = excluded.tvm_version, slowdown = excluded.slowdown, confirmed = excluded.confirmed
+"""
+"""Of a statement that inserts into `measurement`: a new row takes the place of the one there. A condition follows."""
 _ADD_SLOWDOWN = "ALTER TABLE measurement ADD COLUMN slowdown REAL"
 _ADD_CONFIRMED = "ALTER TABLE measurement ADD COLUMN confirmed INTEGER NOT NULL DEFAULT 0"
 _CREATE_KERNEL = """

@@ -32,7 +32,7 @@ from rlflow_tvm.errors import CostError
 DEFAULT_SCHEDULE = "rlflow_tvm.kernels:schedule_kernel"
 # Of measuring, alone and in a graph: part of the versions, as times of different methods are not to be added up.
 _METHOD = 5
-_GRAPH_METHOD = "graph4"
+_GRAPH_METHOD = "graph5"
 _TRIES = 2  # a busy machine makes timeouts too: what is remembered for good has happened twice
 _ONCE_LIMIT_SECS = 60.0
 _BUILDS = 3  # rounds of building what a rehearsal needs: a kernel that kills the worker takes the built ones with it
@@ -49,17 +49,17 @@ class KernelTimer:
 
     The worker schedules the kernel with `schedule` ("module:function" of (PrimFunc, Target)), builds it, and times it
     in its graph, or alone with its operands as warm as the kernel says. What is known already, from memory or
-    `database`, is not measured again; a kernel that failed is not tried again either, unless its worker was killed
-    (SIGKILL), which is not stored. A kernel, or a graph of them, that takes too long, or whose worker is killed, has a
-    second try, as has one whose server is lost: the second that it takes is a "crash". `version` names what
-    the times depend on beside kernel and target: by default the kernel pipeline's version, for another `schedule` that
-    function's name.
+    `database`, is not measured again; a kernel that failed is not tried again either, unless its worker was killed from
+    outside or the machine was short of memory or disk, which is not stored. A kernel, or a graph of them, that takes
+    too long, or whose worker is killed, has a second try, as has one whose server is lost: the second that it takes is
+    a "crash". `version` names what the times depend on beside kernel and target: by default the kernel pipeline's
+    version, for another `schedule` that function's name.
     `timeout_secs` bounds building, sending and running of one kernel together. Processes of this machine that use the
     same database file take turns at measuring (`QuietMachine.measuring`), and what one has measured stands for all.
     `quiet`: entered for that, by a process that also computes while others measure, in place of a lock of the timer's.
     A context manager; `close` ends the workers. Not for use from several threads.
-    CostError at construction for a GPU's target on a machine without one; with `remote`, for a target that does not
-    say how many cores the machines have.
+    CostError at construction for a GPU's target on a machine without one; with `remote`, for a target that does not say
+    how many cores the machines have; where there is no compiler for a GPU's kernels.
     """
 
     def __init__(
@@ -135,11 +135,11 @@ class KernelTimer:
 
     @property
     def revision(self) -> int:
-        """How often a time that was known has given way to a confirmed one."""
+        """How often what was known has given way to a better: a time to a confirmed one, a failure to seconds."""
         return self._times.revision
 
     def refresh(self) -> None:
-        """Take over what other processes with the same database have confirmed since."""
+        """Take over what other processes with this database have confirmed since, or measured where it failed here."""
         self._times.refresh()
 
     def _alone(self) -> AbstractContextManager[None]:

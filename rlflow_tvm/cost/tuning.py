@@ -30,6 +30,8 @@ from rlflow_tvm.errors import CostError
 from rlflow_tvm.kernels import Kernel
 from rlflow_tvm.kernels.tuned import apply_trace, tunable, workload
 
+log = logging.getLogger("rlflow_tvm")
+
 LEAST_TRIALS = 16
 """For one kernel: below it MetaSchedule's search has hardly begun."""
 _HEAVY_SHARE = 0.9  # of the time, which the kernels to be tuned take together
@@ -73,19 +75,25 @@ def tune(
     results = []
     # one schedule serves a kernel however warm its operands are; tried with those of its first launch
     first = {kernel.key: kernel for kernel in reversed(kernels) if kernel.key in shares}
-    for kernel in reversed(first.values()):
-        wanted = shares[kernel.key]
-        row = database.get_tuned(kernel.key, timer.target_key, timer.version)
-        if row is None or row.trials < wanted:
+    with ExitStack() as stack:
+        folder: Path | None = None
+        for kernel in reversed(first.values()):
+            wanted = shares[kernel.key]
+            row = database.get_tuned(kernel.key, timer.target_key, timer.version)
+            if row is None or row.trials < wanted:
 
-            def on_trial(count: int, before: int = done, name: str = kernel.name) -> None:
-                if on_progress is not None:
-                    on_progress(before + count, total, name)
+                def on_trial(count: int, before: int = done, name: str = kernel.name) -> None:
+                    if on_progress is not None:
+                        on_progress(before + count, total, name)
 
-            row = _tune(kernel, timer, database, wanted, seed, on_trial)
-            database.put_tuned(kernel.key, timer.target_key, timer.version, row)
-        done += wanted
-        results.append(Tuned(kernel, row))
+                # until the last: another process that begins between two kernels would stop this one
+                folder = folder or stack.enter_context(_folder(database, timer))
+                found = _tune(kernel, timer, folder, wanted, seed, on_trial)
+                if found is not None:
+                    row = found
+                    database.put_tuned(kernel.key, timer.target_key, timer.version, row)
+            done += wanted
+            results.append(Tuned(kernel, row or TunedRow(None, None, None, wanted)))
     return sorted(results, key=lambda tuned: -shares[tuned.kernel.key])
 
 
@@ -106,14 +114,10 @@ def _shares(kernels: Sequence[Kernel], timer: KernelTimer, trials: int) -> dict[
 
 
 def _tune(
-    kernel: Kernel,
-    timer: KernelTimer,
-    database: KernelDatabase,
-    trials: int,
-    seed: int,
-    on_trial: Callable[[int], None],
-) -> TunedRow:
-    with _folder(database, timer) as folder, _quiet():
+    kernel: Kernel, timer: KernelTimer, folder: Path, trials: int, seed: int, on_trial: Callable[[int], None]
+) -> TunedRow | None:
+    """What tuning came to, `folder` being that of MetaSchedule's database; None as in `_settle`."""
+    with _quiet():
         records = ms.database.JSONDatabase(work_dir=str(folder))
         module = workload(kernel.func, timer.target)
         tried = _tried(records, module)
@@ -154,21 +158,25 @@ def _tune(
     return TunedRow(None, None, None, trials) if best is None else _settle(kernel, timer, best, trials)
 
 
-def _settle(kernel: Kernel, timer: KernelTimer, best: tvm.s_tir.Schedule, trials: int) -> TunedRow:
+def _settle(kernel: Kernel, timer: KernelTimer, best: tvm.s_tir.Schedule, trials: int) -> TunedRow | None:
     """The best schedule against the schedule rules' own: equal results, and both measured in turns.
 
-    The time under which it was found is the best of many, and so by its luck better than it is.
+    The time under which it was found is the best of many, and so by its luck better than it is. None where one of the
+    two, both of which ran before, fails now: that is no reason to give up an earlier schedule, or never to try again.
     """
     trace = best.trace.as_json()
     replayed = apply_trace(kernel.func, timer.target, trace)
     difference = timer.difference(kernel.func, replayed)
-    if difference is None or difference > _DIFFERENCE:
+    if difference is not None and difference > _DIFFERENCE:
         return TunedRow(None, None, None, trials)
     own, tuned = [], []
-    for _ in range(_TURNS):
+    for _ in range(_TURNS if difference is not None else 0):
         own.append(timer.time(kernel.func, cold=kernel.cold))
         tuned.append(timer.time(replayed, cold=kernel.cold))
     run_secs, rule_secs = _median(tuned), _median(own)
+    if run_secs is None or rule_secs is None:
+        log.warning("%s: what was found for it cannot be held against its own schedule now: tune again", kernel.name)
+        return None
     return TunedRow(json.dumps(trace, default=_plain), run_secs, rule_secs, trials)
 
 

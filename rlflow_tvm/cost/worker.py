@@ -12,13 +12,15 @@ Runs in its own process (see `worker_process`). Requests are JSON objects with a
 - "reference": seconds of the reference kernel, which are the `usual_secs` of "measure" and "rehearse" (see `Pace`)
 All but the first two have `limit_secs`.
 Answers: {"run_secs", "repeats", "spread", "slowdown"}, {"missing"}, {"times"} (such by name), {"difference"},
-{"error", "error_kind"}, {"lost"} (why the session, if any, is gone), or nothing.
+{"error", "error_kind"} with "passing" where the machine was short of something, {"lost"} (why the session, if any, is
+gone), to "open" also {"error"} (why none can ever be used), or nothing.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import re
 import signal
 from multiprocessing.connection import Connection
 from typing import Any
@@ -27,11 +29,14 @@ import tvm
 
 from rlflow_tvm.cost.bench import ENTRY, Bench, schedule_named
 from rlflow_tvm.cost.caches import LocalCaches, SentCaches
-from rlflow_tvm.cost.place import Here
+from rlflow_tvm.cost.place import Here, LinkError
 from rlflow_tvm.cost.rpc import RpcDevices
 from rlflow_tvm.cost.session import IDLE_SECS, Session, SessionLostError
 from rlflow_tvm.cost.stage import Stage
 from rlflow_tvm.errors import CostError
+
+_SHORT = re.compile("out.of.memory|bad_alloc|cannot allocate memory|no space left on device", re.IGNORECASE)
+"""In messages of errors that are neither MemoryError nor OSError: of TVM's allocations, a GPU's among them."""
 
 
 def serve(connection: Connection) -> None:
@@ -76,6 +81,9 @@ class _Worker:
             caches = SentCaches(self.target, self.session.helpers)
             self.bench = Bench(self.target, self.schedule, self.session, caches)
             return {}
+        except LinkError as error:
+            self.release()
+            return {"error": str(error)}
         except Exception as error:  # noqa: BLE001  whatever TVM raises where a session ends or the target is not its
             self.release()
             return {"lost": str(error) if isinstance(error, CostError) else _one_line(error)}
@@ -125,7 +133,8 @@ class _Worker:
                 return {}
             return self.bench.time(func, built, request["cold"], request["usual_secs"])
         except Exception as error:  # noqa: BLE001  process boundary: whatever a kernel does wrong becomes a value
-            return {"error": _one_line(error), "error_kind": kind}
+            failed: dict[str, Any] = {"error": _one_line(error), "error_kind": kind}
+            return {**failed, "passing": True} if _is_passing(error) else failed
 
     def _lost(self, limit_secs: float = 3 * IDLE_SECS) -> dict[str, Any]:
         """Whether there should be a session and is none; one that lives ends after so long without a request."""
@@ -141,3 +150,9 @@ class _Worker:
 def _one_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:500]
+
+
+def _is_passing(error: Exception) -> bool:
+    """Whether it tells nothing of the kernel, but that this machine was short of something, which it need not be the
+    next time."""
+    return isinstance(error, MemoryError | OSError | LinkError) or _SHORT.search(str(error)) is not None

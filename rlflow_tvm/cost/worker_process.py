@@ -20,6 +20,14 @@ from typing import IO, Any
 from rlflow_tvm.errors import CostError
 
 _START_SECS = 180.0  # importing TVM takes one second on an idle machine
+_FROM_OUTSIDE: dict[int, str] = {
+    signal.SIGKILL: "SIGKILL; short of memory?",
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGINT: "SIGINT",
+    signal.SIGHUP: "SIGHUP",
+    signal.SIGXCPU: "SIGXCPU; a limit of processor time",
+}
+"""Signals that no kernel gives itself."""
 # A None in sys.modules makes `import torch` an ImportError, which TVM takes for "not installed": 0.7 s instead of
 # 2.4 s to start, and no second thread pool.
 _BOOTSTRAP = """
@@ -40,7 +48,7 @@ class WorkerCrashError(Exception):
 
 
 class WorkerKilledError(WorkerCrashError):
-    """The worker was killed by somebody else (SIGKILL: the kernel when memory is short, an administrator)."""
+    """The worker was killed by somebody else: the system, when memory or time allowed is short, or an administrator."""
 
 
 class WorkerProcess:
@@ -158,8 +166,8 @@ class WorkerProcess:
             return WorkerCrashError("the worker closed its connection")
         if code == -signal.SIGALRM:  # its own limit, where this process was stopped and missed the time
             return WorkerTimeoutError("the worker stopped itself at its time limit")
-        if code == -signal.SIGKILL:
-            return WorkerKilledError("the worker was killed (SIGKILL; short of memory?)")
+        if -code in _FROM_OUTSIDE:
+            return WorkerKilledError(f"the worker was killed ({_FROM_OUTSIDE[-code]})")
         if code < 0:
             return WorkerCrashError(f"the worker died of {signal.Signals(-code).name}")
         return WorkerCrashError(f"the worker ended with exit code {code}: {self._last_line()}")

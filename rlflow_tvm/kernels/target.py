@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from pathlib import Path
 
 import tvm
 from tvm.target import Target
@@ -17,6 +19,7 @@ STATIC_SHARED_BYTES = 48 * 1024
 """What every CUDA device gives a thread block without being asked for more."""
 
 _FLOAT_BITS = 32
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def default_target() -> Target:
@@ -115,7 +118,20 @@ def num_cores(target: Target) -> int:
 
 
 def usable_processors() -> int:
-    """Logical processors that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):  # Linux: honours taskset and container limits
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Logical processors that this process may keep busy: of those it may run on (taskset, a container's set), as many
+    as its container has time for, if that is bounded (docker's --cpus)."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return math.ceil(min(float(allowed), _quota()))
+
+
+def _quota() -> float:
+    """Seconds of processor time that all of a container's processes together have in a second, by control groups of
+    version 2 or else 1; infinite where there is no bound, or none that can be read."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            quota, period = map(float, " ".join((_CONTROL_GROUP / name).read_text() for name in names).split())
+        except (OSError, ValueError):  # there is none, or it is "max"
+            continue
+        if quota > 0.0 and period > 0.0:
+            return quota / period
+    return math.inf

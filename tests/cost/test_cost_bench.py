@@ -5,10 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import tvm
 from cost_kernels import add, gather, matmul, quotient, unscheduled
 from tvm import te, tirx
 
-from rlflow_tvm.cost import bench
+from rlflow_tvm.cost import Measurement, bench
 from rlflow_tvm.cost.bench import Bench
 from rlflow_tvm.cost.caches import LocalCaches
 from rlflow_tvm.cost.operands import divisors
@@ -108,6 +109,76 @@ def test_on_a_machine_that_is_always_busy_once_must_do(timed):
     run(timed)  # at last it is quiet: from here on it is worth trying again
     run(timed, 2.0, 2.0)
     assert len(timed.series) == 3 * 3 + 1 + 1 + 2
+
+
+class Clock:
+    """In place of the module `time`: what passes is what is told to pass."""
+
+    def __init__(self) -> None:
+        self.passed = self.had = 0.0  # seconds, and those of a processor
+
+    def perf_counter(self) -> float:
+        return self.passed
+
+    def thread_time(self) -> float:
+        return self.had
+
+    def sleep(self, _secs: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize("op", ["launch", "usual"])
+@pytest.mark.parametrize(
+    ("slowdowns", "waited", "expected"),
+    [
+        ([], [], (1.0, 1.0, 1)),
+        ([1.0, 2.0], [], (2.0, 1.0, 2)),
+        ([], [1.0], (2.0, 1.0, 2)),
+        ([], [2.0, 1.0, 3.0], (2.0, 2.0, 3)),
+    ],
+    ids=["quiet", "slow", "waiting", "always waiting"],
+)
+def test_what_is_measured_once_is_measured_undisturbed(timed, monkeypatch, op, slowdowns, waited, expected):
+    """Or says how far it is not: the least of three tries."""
+    clock, tries = Clock(), []
+
+    def samples(*_arguments):
+        clock.had += 1.0
+        clock.passed += 1.0 + (waited[len(tries)] if len(tries) < len(waited) else 0.0)
+        tries.append(len(tries) + 1.0)
+        return [tries[-1]] * 7
+
+    timed._reference = Slowdowns(*slowdowns)
+    timed._reference.usual = samples
+    monkeypatch.setattr(bench, "_launch_samples", samples)
+    monkeypatch.setattr(bench, "time", clock)
+    found = getattr(timed, op)()
+    assert (found["run_secs"], found["slowdown"], len(tries)) == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_gpus_kernels_have_nothing_to_do_with_the_processor(monkeypatch):
+    """No reference kernel is built for them, and nothing is known of what disturbs."""
+    gpu = tvm.target.Target({"kind": "cuda", "arch": "sm_80"}, {"kind": "llvm", "num-cores": 2})
+    monkeypatch.setattr(bench, "Reference", None)
+    monkeypatch.setattr(bench, "idle_secs", lambda *_: 0.0)
+    monkeypatch.setattr(bench, "queued_secs", lambda *_: [1.0] * 7)
+    monkeypatch.setattr(bench, "_launch_samples", lambda *_: [1e-6] * 7)
+    made = Bench(gpu, unscheduled, SimpleNamespace(device=tvm.cpu()), LocalCaches(gpu))
+    for found in (made.time(add(4), None, ""), made.launch()):
+        assert Measurement(**found).slowdown is None
+
+
+def test_kernels_that_give_nan_are_compared_where_they_give_numbers(place, target):
+    made = Bench(target, unscheduled, place, LocalCaches(target))
+
+    def root(of) -> tirx.PrimFunc:
+        a = te.placeholder((64,), name="a")
+        return te.create_prim_func([a, te.compute((64,), lambda i: of(a[i]), name="b")])
+
+    plain = root(tirx.sqrt)  # half of what is drawn lies below zero
+    assert made.difference(plain, root(tirx.sqrt)) == 0.0
+    assert 0.1 < made.difference(plain, root(lambda x: tirx.sqrt(x) * tirx.const(2.0, "float32"))) < 10.0
+    assert made.difference(plain, root(lambda x: tirx.sqrt(x * x))) == float("inf")
 
 
 @pytest.mark.parametrize("divide", [tirx.floordiv, tirx.floormod, tirx.truncdiv, tirx.truncmod])

@@ -20,6 +20,8 @@ from rlflow_tvm.errors import CostError
 
 GOOD = Measurement(run_secs=2.5e-4, repeats=7, spread=0.02)
 BAD = Measurement(error="the worker died of SIGSEGV", error_kind="crash")
+OTHER = Measurement(run_secs=3.0e-4, repeats=5, spread=0.01)
+SURE = Measurement(run_secs=2.0e-4, repeats=7, spread=0.02, confirmed=True)
 
 # Writes rows tag-0, tag-1, ... and acknowledges each on stdout once `put` has returned. Without the
 # packages' __init__, which would import TVM.
@@ -67,6 +69,19 @@ def test_round_trip(where, tmp_path):
     if where == "file":
         with KernelDatabase(path) as again:
             assert again.get("k", "t", "1") == GOOD
+
+
+@pytest.mark.parametrize(
+    ("held", "put", "stays"),
+    [(GOOD, BAD, True), (GOOD, SURE, False), (GOOD, OTHER, False), (SURE, OTHER, True), (SURE, BAD, True)],
+    ids=["seconds, error", "seconds, confirmed", "seconds, later ones", "confirmed, seconds", "confirmed, error"],
+)
+def test_the_better_row_stays(held, put, stays):
+    """Two processes that do not wait for each other may measure one kernel."""
+    with KernelDatabase(":memory:") as database:
+        database.put("k", "t", "1", held)
+        database.put("k", "t", "1", put)
+        assert database.get("k", "t", "1") == (held if stays else put)
 
 
 def test_stored_beside_the_value(tmp_path):

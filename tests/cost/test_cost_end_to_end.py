@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -154,6 +155,33 @@ def test_torch_candidate(tmp_path):
     difference, total = result["torch"].outputs
     np.testing.assert_array_equal(difference, X - Y)
     np.testing.assert_array_equal(total, X + Y)
+
+
+@pytest.mark.parametrize("kind", ["tvm", "onnx", "torch"])
+@pytest.mark.parametrize(
+    ("first", "second", "bursts"),
+    [
+        (0.5, None, [(1, True), (4, True)]),
+        (9.0, 0.1, [(1, False), (1, True), (4, True)]),
+        (9.0, 2.0, [(1, False), (1, False)]),
+    ],
+    ids=["fast", "cold", "slow"],
+)
+def test_what_a_burst_is_the_first_call_does_not_decide(kind, first, second, bursts, tmp_path):
+    """It is cold, and torch compiles in it."""
+    asked = []
+
+    def answer(request, _limit):
+        if request["op"] == "load":
+            return {"load_secs": 0.1, "first_secs": first, "peak_bytes": None}
+        asked.append((request["calls"], request["wake"]))
+        return {"samples": [0.07 if request["wake"] else second] * request["calls"], "peak_bytes": None}
+
+    runner = module._Runner("model", 1, 10.0, str(tmp_path))
+    runner._process = SimpleNamespace(call=answer)
+    runner.load(Candidate(kind, tmp_path / "model"), tmp_path / "inputs.npz", tmp_path / "outputs.npz")
+    runner.burst()
+    assert asked == bursts
 
 
 def test_measure_module_with_our_pipeline(target):

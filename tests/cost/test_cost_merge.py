@@ -89,6 +89,20 @@ def test_confirmed_before_single_and_seconds_before_both(tmp_path):
         assert [ours.get(key, "t", "1") for key in early] == [early["a"], late["b"], late["c"], late["d"]]
 
 
+def test_a_schedule_before_none_and_more_trials_before_fewer(tmp_path):
+    """Whichever was tuned later."""
+    best, none = TunedRow("[2]", 1.0, 2.0, 64), TunedRow(None, None, None, 16)
+    early = {"ours": best, "both": best, "theirs": none, "fewer": best}
+    late = {"ours": none, "both": TunedRow("[3]", 1.5, 2.0, 64), "theirs": best, "fewer": TunedRow("[1]", 1.0, 2.0, 16)}
+    for name, rows in (("ours", early), ("late", late)):
+        with KernelDatabase(tmp_path / f"{name}.sqlite") as made:
+            for key, row in rows.items():
+                made.put_tuned(key, "t", "1", row)
+    with KernelDatabase(tmp_path / "ours.sqlite") as ours:
+        merge(ours, tmp_path / "late.sqlite")
+        assert [ours.get_tuned(key, "t", "1") for key in early] == [best, late["both"], best, best]
+
+
 def test_a_database_of_an_earlier_schema_is_merged_and_left_as_it_is(tmp_path):
     old = tmp_path / "old.sqlite"
     with sqlite3.connect(old) as raw:
@@ -176,6 +190,19 @@ def test_what_a_disturbed_machine_measured_can_be_forgotten(tmp_path):
     assert command("forget", "--database", ours).stdout == "1 measurements dropped\n"
     with KernelDatabase(ours) as held:
         assert [key for (key,) in held.rows(["kernel"])] == ["a", "c"]
+    assert command("forget", "--errors", "--database", ours).stdout == "1 measurements dropped\n"
+    with KernelDatabase(ours) as held:
+        assert [key for (key,) in held.rows(["kernel"])] == ["a"]
+
+
+def test_what_is_reckoned_to_a_disturbed_reference_is_forgotten_with_it(tmp_path):
+    slow, well = secs(1.0, slowdown=1.5), secs(1.0, slowdown=1.0)
+    ours = database(tmp_path / "k.sqlite", {REFERENCE_KEY: slow, LAUNCH_KEY: well, "a": well, "failed": BAD})
+    database(ours, {REFERENCE_KEY: well, LAUNCH_KEY: slow, "a": well}, target="another")
+    with KernelDatabase(ours) as held:
+        assert held.forget_disturbed() == 3
+        left = [("a", "another"), ("failed", "t"), (LAUNCH_KEY, "t"), (REFERENCE_KEY, "another")]
+        assert held.rows(["kernel", "target"]) == left
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -79,6 +79,24 @@ def test_a_storage_has_room_for_its_largest_operand():
         assert (b == 2.0).all()
 
 
+def placed(*buffers: tuple[tuple[int, ...], str]) -> list[np.ndarray]:
+    """What lies at first where all of these do."""
+    ((_, operands),) = rehearsal._placed([Part(Player(), buffers, (0,) * len(buffers))], CPU)
+    return [operand.numpy().astype("float64") for operand in operands]
+
+
+@pytest.mark.parametrize("dtype", [F32, "float64", "float16", "bfloat16"])
+def test_storage_of_one_type_holds_numbers_of_it(dtype):
+    (values,) = placed(((64, 64), dtype))
+    assert np.std(values) == pytest.approx(4096**-0.25, rel=0.05)
+    assert np.abs(values).max() < 1.0
+
+
+def test_storage_of_several_types_holds_numbers_of_each():
+    for values in placed(((33,), "float16"), ((32,), "bfloat16"), ((16,), F32), ((8,), "float64")):
+        assert ((1e-3 < values) & (values < 2.0)).all()
+
+
 def test_indices_stay_inside_their_table():
     """Whatever was computed where they lie."""
     player, maker = Player(), Player()

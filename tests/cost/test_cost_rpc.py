@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -21,10 +22,12 @@ from rpc_farm import Farm, free_port
 from tvm.rpc import base
 
 from rlflow_tvm.cli import parse_rpc
-from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, Measurement, RpcDevices, target_key
+from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, Measurement, RpcDevices, target_key, worker
 from rlflow_tvm.cost.bench import Bench
 from rlflow_tvm.cost.caches import SentCaches
 from rlflow_tvm.cost.machine import cpu_model
+from rlflow_tvm.cost.place import LinkError, linked
+from rlflow_tvm.cost.remote import _Jobs, _Slot
 from rlflow_tvm.cost.schema import ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.cost.session import Session, SessionLostError
 from rlflow_tvm.errors import CostError, UsageError
@@ -216,6 +219,45 @@ def test_no_tracker(target):
 def test_a_target_must_say_how_many_cores():
     with pytest.raises(CostError, match='"num-cores"'):
         KernelTimer(tvm.target.Target("llvm"), remote=RpcDevices("localhost", 9190, "pair"))
+
+
+def test_a_gpus_kernels_are_compiled_here(monkeypatch, tmp_path):
+    monkeypatch.setenv("TVM_CUDA_COMPILE_MODE", "nvcc")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    target = tvm.target.Target({"kind": "cuda", "arch": "sm_80"}, {"kind": "llvm", "num-cores": 2})
+    with pytest.raises(CostError, match="no nvcc to compile"):
+        KernelTimer(target, remote=RpcDevices("localhost", 9190, "pair"))
+
+
+def test_what_cannot_be_linked_here_names_the_compiler(target, monkeypatch, tmp_path):
+    executable = tvm.compile(add(4), target=target)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(LinkError, match=r"no-such-compiler.* CXX"):
+        linked(executable)
+    for variable in ("CXX", "CC"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LinkError, match=r"install a C\+\+ compiler"):
+        linked(executable)
+
+
+def test_what_cannot_be_linked_here_is_no_missing_server(target, monkeypatch):
+    """Nobody waits for one, or is told to start one."""
+
+    def unlinked(*_arguments):
+        raise LinkError("name another in CXX")
+
+    monkeypatch.setattr(worker, "Session", unlinked)
+    made = object.__new__(worker._Worker)
+    made.remote, made.target, made.session = RpcDevices("localhost", 9190, "pair"), target, None
+    asked = SimpleNamespace(call=lambda request, _limit: made.open(request["wait_secs"]))
+    jobs = _Jobs([{"op": "measure"}], 1.0, 1)
+    slot = _Slot(asked, "pair")
+    slot.begin(jobs)
+    with pytest.raises(CostError, match="name another in CXX"):
+        jobs.next_answer(lambda: None)
+    slot.end(whole=True)
+    assert not slot.waits_for_server
 
 
 def test_options():

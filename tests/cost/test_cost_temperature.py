@@ -158,3 +158,13 @@ def test_preparing_the_caches_leaves_operands_as_they_were(caches):
         prepare(*tensors)
         for array, tensor in zip(arrays, tensors, strict=True):
             np.testing.assert_array_equal(tensor.numpy(), array)
+
+
+@pytest.mark.parametrize(("cores", "swept"), [(2, 16), (8, 16), (9, 32), (32, 64)])
+def test_a_sweep_leaves_no_core_its_private_cache(cores, swept, monkeypatch):
+    """However many share it."""
+    local, found = LocalCaches(tvm.target.Target({"kind": "llvm", "num-cores": cores})), []
+    monkeypatch.setattr(local, "_sweep", found.append)
+    local.set("10")
+    local._prepare(*(tvm.runtime.tensor(np.zeros(64, "float32")) for _ in range(2)))
+    assert [megabytes(digit) for digit in found] == [swept]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tvm
@@ -15,10 +16,13 @@ from cost_kernels import SCHEDULE, FakeKernel, add, endless, far_read, gather, m
 
 from rlflow_tvm.cost import KernelDatabase, KernelTimer, Measurement, bench, target_key
 from rlflow_tvm.cost.machine import cores, cpu_model
-from rlflow_tvm.cost.place import Here
+from rlflow_tvm.cost.place import Here, LinkError
 from rlflow_tvm.cost.rehearsal import Step
 from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
+from rlflow_tvm.cost.worker import _Worker
+from rlflow_tvm.cost.worker_process import WorkerKilledError, WorkerProcess
 from rlflow_tvm.errors import CostError
+from rlflow_tvm.kernels import as_target
 
 
 @pytest.mark.parametrize(
@@ -170,6 +174,49 @@ def test_a_worker_that_is_killed_is_no_property_of_the_kernel(target, tmp_path):
         assert database.get("a", target_key(target), version) is None
 
 
+@pytest.mark.parametrize(
+    ("number", "killed"),
+    [
+        (signal.SIGKILL, True),
+        (signal.SIGTERM, True),
+        (signal.SIGINT, True),
+        (signal.SIGHUP, True),
+        (signal.SIGXCPU, True),
+        (signal.SIGSEGV, False),
+        (signal.SIGABRT, False),
+    ],
+)
+def test_a_signal_from_outside_is_told_apart(number, killed):
+    worker = WorkerProcess("nothing", 1)
+    worker._process = SimpleNamespace(wait=lambda timeout: -number)
+    assert isinstance(worker._death(), WorkerKilledError) == killed
+    assert number.name in str(worker._death())
+
+
+@pytest.mark.parametrize(
+    ("error", "passing"),
+    [
+        (MemoryError(), True),
+        (OSError(28, "No space left on device"), True),
+        (LinkError("kernels cannot be linked"), True),
+        (RuntimeError("Check failed: CUDA: out of memory\n"), True),
+        (RuntimeError("cuModuleLoadData failed with error: CUDA_ERROR_OUT_OF_MEMORY"), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (ValueError("no schedule"), False),
+        (CostError("a parameter of no fixed shape"), False),
+    ],
+)
+def test_what_the_machine_was_short_of_is_no_property_of_the_kernel(error, passing):
+    def fails():
+        raise error
+
+    worker = object.__new__(_Worker)
+    worker.bench = SimpleNamespace(launch=fails)
+    answer = worker._answer({"op": "launch"})
+    assert answer["error_kind"] == "build"
+    assert answer.get("passing", False) == passing
+
+
 def test_a_timeout_has_a_second_try(target, tmp_path, monkeypatch):
     monkeypatch.setenv("COST_TEST_MARK", str(tmp_path / "mark"))
     with KernelTimer(target, timeout_secs=4.0, schedule="cost_kernels:hang_once") as timer:
@@ -230,14 +277,27 @@ def test_target_key():
     same = tvm.target.Target({"kind": "llvm", "num-cores": 2, "mattr": ["+fma", "+avx2"], "mcpu": "znver4"})
     assert target_key(one) == target_key(same)
     assert cpu_model() in target_key(one)
-    for change in ({"num-cores": 4}, {"mcpu": "znver3"}, {"mattr": ["+fma"]}, {"opt-level": 0}):
+    changes = {"num-cores": 4}, {"mcpu": "znver3"}, {"mattr": ["+fma"]}, {"opt-level": 0}
+    for change in (*changes, {"fast-math": True}, {"fast-math-reassoc": True}, {"vector-width": 256}):
         fields = {"kind": "llvm", "mcpu": "znver4", "mattr": ["+avx2", "+fma"], "num-cores": 2, **change}
         assert target_key(tvm.target.Target(fields)) != target_key(one)
 
 
-def test_times_of_some_processors_are_not_those_of_all(monkeypatch):
+def test_a_target_has_the_key_that_it_had_where_it_sets_nothing_unusual():
+    fields = {"kind": "llvm", "mcpu": "znver4", "num-cores": 2}
+    plain = target_key(tvm.target.Target(fields), "board")
+    assert plain == "kind=llvm;mcpu=znver4;num-cores=2;host=rpc:board"
+    assert target_key(tvm.target.Target({**fields, "fast-math": False}), "board") == plain
+    gpu = {"kind": "cuda", "arch": "sm_90"}
+    assert target_key(as_target(gpu), "board") == "kind=cuda;arch=sm_90;host=rpc:board"
+    large = target_key(as_target({**gpu, "max_shared_memory_per_block": 96 * 1024}), "board")
+    assert large == "kind=cuda;arch=sm_90;max_shared_memory_per_block=98304;host=rpc:board"
+
+
+def test_times_of_some_processors_are_not_those_of_all(monkeypatch, tmp_path):
     """As under taskset. Where all are used the key is what it was when it did not look."""
     bare, told = tvm.target.Target("llvm"), tvm.target.Target({"kind": "llvm", "num-cores": 4})
+    monkeypatch.setattr("rlflow_tvm.kernels.target._CONTROL_GROUP", tmp_path)  # where none bounds them
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1, 2, 3}, raising=False)
     before, told_before = target_key(bare), target_key(told)

@@ -11,9 +11,12 @@ import pytest
 import tvm
 from cost_kernels import add, matmul
 from tvm import relax
+from tvm.s_tir.meta_schedule.builder import BuilderInput
+from tvm.s_tir.meta_schedule.runner import RunnerInput
 
 from rlflow_tvm.cost import KernelDatabase, KernelTimer, Measurement, TunedSchedules, tune
 from rlflow_tvm.cost.database import TunedRow
+from rlflow_tvm.cost.tuning_measure import Candidates
 from rlflow_tvm.errors import CostError, KernelError
 from rlflow_tvm.kernels import TUNED_RULE, Choices, explain, extract_kernels, pipeline
 from rlflow_tvm.kernels.tuned import apply_trace, tunable
@@ -110,6 +113,63 @@ def test_two_do_not_tune_at_once(tuned, target):
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(CostError, match="another process is tuning"):
             tune([kernel], timer, 1000)
+
+
+def test_an_interrupt_comes_through_metaschedule_as_what_it_is(target):
+    """The command goes on with what the search has found, where it is told that it was interrupted."""
+
+    class Interrupted:
+        def time(self, *_arguments):
+            raise KeyboardInterrupt
+
+    candidates = Candidates(Interrupted(), "", lambda _measurement: None)
+    (built,) = candidates.builder.build([BuilderInput(tvm.IRModule({"main": add(4)}), target)])
+    with pytest.raises(KeyboardInterrupt):
+        candidates.runner.run([RunnerInput(built.artifact_path, "cpu", [])])
+
+
+def test_a_failure_by_chance_takes_no_schedule_away(tuned, target, monkeypatch, caplog):
+    path, kernel, _ = tuned
+    with KernelDatabase(path) as database, KernelTimer(target, database) as timer:
+        kept = (kernel.key, timer.target_key, timer.version)
+        before = database.get_tuned(*kept)
+        fewer = replace(before, trials=8)  # of which there are sixteen on file: nothing more is tried
+        database.put_tuned(*kept, fewer)
+        for name, fails in (
+            ("difference", lambda *_: None),
+            ("time", lambda *_, **__: Measurement(error="the worker was killed", error_kind="crash")),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(timer, name, fails)
+                (result,) = tune([kernel], timer, 16)
+                assert result.row == database.get_tuned(*kept) == fewer
+                assert "tune again" in caplog.text
+                caplog.clear()
+        database.put_tuned(*kept, before)
+
+
+def test_no_other_process_tunes_between_two_kernels(target, tmp_path, monkeypatch):
+    heavy, light = (extract_kernels(_product(size), target)[0] for size in (256, 128))
+    folders, kept = [], []
+
+    def noted(_kernel, _timer, folder, trials, *_):
+        folders.append(folder)
+        return TunedRow(None, None, None, trials)
+
+    def put(*row):
+        with (folders[-1] / "lock").open("w") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        kept.append(row)
+
+    monkeypatch.setattr("rlflow_tvm.cost.tuning._tune", noted)
+    with KernelDatabase(tmp_path / "k.sqlite") as database, KernelTimer(target, database) as timer:
+        for kernel, secs in ((heavy, 2e-3), (light, 1e-3)):
+            database.put(kernel.key, timer.target_key, timer.version, Measurement(secs))
+        monkeypatch.setattr(database, "put_tuned", put)
+        tune([light, heavy], timer, 90)
+    assert len(kept) == 2
+    with (folders[-1] / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_schedule_for_another_kernel_is_refused(tuned, target):

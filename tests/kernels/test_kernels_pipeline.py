@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,6 +69,31 @@ def test_default_target_is_this_machine() -> None:
     assert str(as_target("llvm")) == str(target)
     assert str(as_target(None)) == str(target)
     assert num_cores(tvm.target.Target({"kind": "llvm", "num-cores": 6})) == 6
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 4),
+        ({"cpu.max": "max 100000\n"}, 4),
+        ({"cpu.max": "200000 100000\n"}, 2),
+        ({"cpu.max": "250000 100000\n"}, 3),
+        ({"cpu.max": "5000 100000\n"}, 1),
+        ({"cpu.max": "800000 100000\n"}, 4),
+        ({"cpu.max": "no numbers"}, 4),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "300000\n"}, 4),
+    ],
+)
+def test_a_containers_share_of_the_processors(files: dict, expected: int, tmp_path: Path, monkeypatch) -> None:
+    """As `docker run --cpus=2` gives it, which hides no processor."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr("rlflow_tvm.kernels.target._CONTROL_GROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1, 2, 3}, raising=False)
+    assert num_cores(default_target()) == num_cores(tvm.target.Target("llvm")) == expected
 
 
 @pytest.mark.parametrize("target", [tvm.target.Target("llvm"), {"kind": "llvm"}])
