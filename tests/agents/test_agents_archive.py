@@ -8,7 +8,7 @@ import pytest
 from training_checks import assert_same_training
 
 from rlflow_tvm.agents.archive import Archive
-from rlflow_tvm.agents.collect import collect_episode, episode_rng
+from rlflow_tvm.agents.collect import Opening, collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import ObservationSizes
 from rlflow_tvm.agents.policy import UniformPolicy
@@ -56,7 +56,7 @@ def test_an_episode_goes_on_from_where_it_is_told(toy):
     env = toy.ToyRewriteEnv(length=6)
     policy = UniformPolicy(ObservationSizes.from_space(env.observation_space))
     start = {"model": "toy", "run_secs": 0.0, "plan": [[toy.HOT, toy.HOT, toy.RED], [1, 0]]}
-    episode = collect_episode(env, policy, episode_rng(0, 0), start=start)
+    episode = collect_episode(env, policy, episode_rng(0, 0), opening=Opening(start))
     assert (episode.remembered, len(episode.observations[0].nodes)) == (True, 3)
     assert not collect_episode(env, policy, episode_rng(0, 0)).remembered
 

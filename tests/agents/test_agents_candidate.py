@@ -106,13 +106,18 @@ def test_permuting_the_candidates_permutes_the_probabilities(policy, candidates)
         assert len(set(before[:count].round(6))) > 1
 
 
+def _alike(kept):
+    """Of how many sites the rule is the same, of each, itself included."""
+    return np.array([(kept.site_rules == rule).sum() for rule in kept.site_rules])
+
+
 def test_candidates_do_not_see_each_other(policy, candidates):
     """Odds between two candidates are the same whether a third one is there or not, but for what its rule shares."""
     for observation in observations(candidates):
         count = int(observation["candidate_mask"].sum()) - 1
         whole = policy.probabilities(policy.compact(observation))
         kept = policy.compact(observation)
-        shared = collate([kept]).site_alike.numpy()[: count - 1]
+        shared = _alike(kept)[: count - 1]
         owner = kept.node_candidate
         alive = np.flatnonzero(owner < count - 1)
         where = np.full(len(owner), -1)
@@ -131,7 +136,7 @@ def test_candidates_do_not_see_each_other(policy, candidates):
             site_known=np.delete(kept.site_known, count - 1, axis=0),
         )
         without = policy.probabilities(less)
-        left = collate([less]).site_alike.numpy()[: count - 1]
+        left = _alike(less)[: count - 1]
         assert (left <= shared).all()
         assert np.unique(shared[left < shared]).size <= 1, "only one rule lost a candidate"
         odds, before = without[: count - 1] / without[-1], whole[: count - 1] / whole[-1]

@@ -81,7 +81,8 @@ class ToyRewriteEnv(gymnasium.Env):
         num_locations: L.
         random_start: draw length (3 .. length) and bonds anew at each reset; else bonds alternate, strong first.
 
-    The last info tells the cheapest chain as `episode`, and `reset` takes it as its option "start".
+    The last info tells the cheapest chain as `episode`, and `reset` takes it as its option "start". With its option
+    "patience" an episode is cut off after so many steps without a cheaper chain.
     """
 
     def __init__(self, length: int = 6, horizon: int = 20, num_locations: int = 8, random_start: bool = False) -> None:
@@ -111,7 +112,8 @@ class ToyRewriteEnv(gymnasium.Env):
         if options and "start" in options:
             colours, found = options["start"]["plan"]
             self.state = tuple(colours), tuple(found)
-        self.cheapest = self.state
+        self.cheapest, self.better = self.state, 0
+        self.patience = (options or {}).get("patience", self.horizon)
         return self._observation(), {"run_secs": cost(self.state) * 1e-3, "rule": "reset"}
 
     def step(self, action: Any) -> tuple[dict, float, bool, bool, dict]:
@@ -128,8 +130,9 @@ class ToyRewriteEnv(gymnasium.Env):
             else:
                 reward = -100.0
         info: dict[str, Any] = {"run_secs": cost(self.state) * 1e-3, "rule": name}
-        self.cheapest = min(self.cheapest, self.state, key=cost)
-        truncated = not terminated and self.steps >= self.horizon
+        if cost(self.state) < cost(self.cheapest):
+            self.cheapest, self.better = self.state, self.steps
+        truncated = not terminated and (self.steps >= self.horizon or self.steps - self.better >= self.patience)
         if terminated or truncated:
             plan = [list(part) for part in self.cheapest]
             info["episode"] = {"model": "toy", "run_secs": cost(self.cheapest) * 1e-3, "plan": plan}
