@@ -45,10 +45,10 @@ class Opening:
 class Quota:
     """How many episodes an update takes: as many as are `planned` once all planned ones are there.
 
-    The plan rests on the lengths of episodes (steps that are learnt from) in the order of their numbers alone. So it is the same for any number of
-    workers, every episode that was begun is learnt from, and several can be begun at once: after each episode in turn,
-    as many more as the missing steps should need if all were as long as the longest, but at least one. (By the mean
-    length far too many would be begun where episodes become longer.)
+    The plan rests on the lengths of episodes (steps that are learnt from) in the order of their numbers alone. So it is
+    the same for any number of workers, every episode that was begun counts, and several can be begun at once: after
+    each episode in turn, as many more as the missing steps should need if all were as long as the longest, but at least
+    one. (By the mean length far too many would be begun where episodes become longer.)
 
     Args:
         steps: wanted; the update has at least as many.

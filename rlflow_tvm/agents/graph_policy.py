@@ -123,7 +123,7 @@ class GraphPolicy(nn.Module, Generic[KeptT, BatchT], ABC):
         is known as it is, if any does."""
         if self.places is not None and self.informed_share is not None:
             self._outlook = (
-                Outlook(self.places, self.informed_share > 0.0, None)
+                Outlook(self.places, self.informed_share > 0.0, by_rule=True)
                 if likeliest
                 else Outlook.of(self.places, self.informed_share, rng)
             )

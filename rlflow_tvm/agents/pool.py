@@ -168,7 +168,9 @@ class Pool:
     def _begin(self, place: _Place, number: int, opening: Opening) -> None:
         if not place.loaded:
             place.worker.send(self._weights, False)
-        place.worker.send(self._crew.shared(pack({"op": "episode", "number": number, "opening": asdict(opening)})), True)
+        place.worker.send(
+            self._crew.shared(pack({"op": "episode", "number": number, "opening": asdict(opening)})), True
+        )
         place.task, place.loaded = number, True
 
     def _replace(self, place: _Place, number: int, error: WorkerDiedError) -> None:

@@ -26,8 +26,8 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], Any]):
 
     `model` is the name of the one in use, `current` the environment itself. All must have the same rules. The last info
     of an episode holds as `episode` its cheapest graph, confirmed: {"model", "run_secs", "plan", "step"}, the plan's
-    fields as JSON, and the episode's step that led to it: 0 where that is its first graph, as nothing cheaper was found.
-    As `reset`'s option "start" it is where an episode begins.
+    fields as JSON, and the episode's step that led to it, 0 where that is its first graph. As `reset`'s option "start"
+    it is where an episode begins.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own convention

@@ -95,7 +95,7 @@ class ToyRewriteEnv(gymnasium.Env):
                 "rule_mask": spaces.MultiBinary(rules),
                 "location_mask": spaces.MultiBinary((rules, num_locations)),
                 "location_nodes": spaces.Box(-1, 2**31 - 1, (rules, num_locations, nodes_per_location), np.int32),
-                "location_places": spaces.Box(-(2**63), 2**63 - 1, (rules, num_locations, 2), np.int64),
+                "location_places": spaces.Box(-(2**63), 2**63 - 1, (rules, num_locations, 3), np.int64),
             }
         )
         self.action_space = spaces.MultiDiscrete([rules, num_locations])
@@ -149,7 +149,7 @@ class ToyRewriteEnv(gymnasium.Env):
             for location, site in enumerate(found[: mask.shape[1]]):
                 mask[rule, location] = 1
                 location_nodes[rule, location, : len(site)] = site
-        places, found = np.zeros((*mask.shape, 2), dtype=np.int64), mask.nonzero()
+        places, found = np.zeros((*mask.shape, 3), dtype=np.int64), mask.nonzero()
         places[found] = place_keys(np.array(colours, np.uint64), links, found[0], location_nodes[found], radii=(0, 1))
         mask[len(RULES), 0] = 1
         return {

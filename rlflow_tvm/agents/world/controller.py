@@ -200,7 +200,9 @@ class SeeingPolicy:
         if self.informed_share is not None:
             # each of them imagines, unlike a policy's: real episodes are few, and dreams act on what is known as it is
             informed, draw = bool(rng.random() < self.informed_share), int(rng.integers(2**63))
-            self._outlook = Outlook(self.places, True, None) if likeliest else Outlook(self.places, informed, draw)
+            self._outlook = (
+                Outlook(self.places, True, by_rule=True) if likeliest else Outlook(self.places, informed, draw)
+            )
 
     def tried(self, observation: CompactObservation, site: int, saved: float) -> None:
         """See `GraphPolicy.tried`."""

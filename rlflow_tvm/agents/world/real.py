@@ -119,9 +119,9 @@ class RealEpisodes:
                     archive.add(episode)
 
     def collect_until(self, steps: float, before: int, policy: Acting) -> None:
-        """Episodes until there are so many steps: of those after the first `before`, one in `JUDGED` takes the likeliest
-        actions from the start, and judges the policy; another one does so, as some of those in which actions are drawn,
-        from one of the cheapest graphs met until then."""
+        """Episodes until there are so many steps: of those after the first `before`, one in `JUDGED` takes the
+        likeliest actions from the start, and judges the policy; another one takes them from where the others, of which
+        actions are drawn, begin: the start or one of the cheapest graphs met until then."""
         archive = self._archive(len(self.rollouts.episodes))
 
         def opening(number: int) -> Opening:
