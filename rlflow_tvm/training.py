@@ -103,7 +103,8 @@ class BestPlans:
     def offer(self, model: str, plan: Plan, run_secs: float, env_steps: int) -> None:
         """Take a plan over if its graph is cheaper than the best so far, by our own prices: a worker on another machine
         has others. `best.jsonl` tells what was best after how many environment steps; the last episodes of a training
-        may take it some beyond those that it was given."""
+        may take it some beyond those that it was given. (Of several workers' steps those count too that were taken
+        meanwhile.)"""
         if run_secs >= self._best[model][0] or not len(plan):
             return
         own_secs = self._priced(model, plan)
@@ -295,7 +296,8 @@ def train_on_models(
             best = episode.summary
             store_rows(prices.database, best.get("rows", []), ours)
             whole_runs().add(best["model"], episode)
-            plans().offer(best["model"], Plan.of(best["plan"]), best["run_secs"], taken)
+            steps_before = taken - len(episode)
+            plans().offer(best["model"], Plan.of(best["plan"]), best["run_secs"], steps_before + best["step"])
 
         told = description(models, shapes, target, remote, kind.environment, horizon, reward, predict, problems)
         stack.enter_context(_alone_in(out))

@@ -43,6 +43,13 @@ class Archive:
             kept.sort(key=lambda each: each["run_secs"])
             del kept[self.size :]
 
+    def improves(self, episode: Episode) -> bool:
+        """Whether an episode's cheapest graph is cheaper than all that are kept of its model."""
+        if not all(name in episode.summary for name in _KEPT):
+            return False
+        kept = self.kept.get(episode.summary["model"], [])
+        return not kept or episode.summary["run_secs"] < kept[0]["run_secs"]
+
     def start(self, seed: int, number: int) -> Mapping[str, Any] | None:
         """Where episode `number` begins: `reset`'s option "start"; None for the beginning."""
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number, _ARCHIVE)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -18,14 +19,36 @@ from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.savings import savings
 from rlflow_tvm.errors import AgentError
 
+_PATIENCE = 10
+"""Steps without a cheaper graph, after which an environment is asked to end an episode of likeliest actions."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How an episode begins, as JSON takes it.
+
+    `start`: reset's option of that name, a graph to begin at. `likeliest`: whether the policy takes its likeliest
+    actions by what is known of places, in place of drawing them: what a training has found out is put together and
+    gone on from.
+    """
+
+    start: Mapping[str, Any] | None = None
+    likeliest: bool = False
+
+    @property
+    def options(self) -> dict[str, Any] | None:
+        """Of the reset."""
+        options = {} if self.start is None else {"start": self.start}
+        return {**options, "patience": _PATIENCE} if self.likeliest else options or None
+
 
 class Quota:
     """How many episodes an update takes: as many as are `planned` once all planned ones are there.
 
-    The plan rests on the lengths of episodes in the order of their numbers alone. So it is the same for any number of
-    workers, every episode that was begun is learnt from, and several can be begun at once: after each episode in turn,
-    as many more as the missing steps should need if all were as long as the longest, but at least one. (By the mean
-    length far too many would be begun where episodes become longer.)
+    The plan rests on the lengths of episodes (steps that are learnt from) in the order of their numbers alone. So it is
+    the same for any number of workers, every episode that was begun counts, and several can be begun at once: after
+    each episode in turn, as many more as the missing steps should need if all were as long as the longest, but at least
+    one. (By the mean length far too many would be begun where episodes become longer.)
 
     Args:
         steps: wanted; the update has at least as many.
@@ -72,23 +95,21 @@ def collect_episode(
     policy: Acting,
     rng: np.random.Generator,
     on_step: Callable[[], None] = lambda: None,
-    start: Mapping[str, Any] | None = None,
+    opening: Opening = Opening(),
 ) -> Episode:
     """One episode under the policy, from a reset with a seed of `rng`'s to its end; `on_step` follows each step.
 
-    `start`: reset's option of that name, JSON: a graph to begin at.
     The last info's `episode`, JSON, is kept as the episode's summary. AgentError where the masks leave nothing to do.
     """
-    episode = Episode(remembered=start is not None)
-    options = None if start is None else {"start": start}
-    observation, info = env.reset(seed=int(rng.integers(2**31)), options=options)
+    episode = Episode(remembered=opening.start is not None, likeliest=opening.likeliest)
+    observation, info = env.reset(seed=int(rng.integers(2**31)), options=opening.options)
     _note_time(episode, info)
-    policy.begin_episode(rng)
+    policy.begin_episode(rng, opening.likeliest)
     kept = policy.compact(observation)
     while not (episode.terminated or episode.truncated):
         if kept.num_sites == 0:
             raise AgentError("environment: nothing is allowed, nor to stop, yet the episode goes on; mend its masks")
-        site, log_prob, value = policy.choose(kept, rng)
+        site, log_prob, value = policy.choose(kept, None if opening.likeliest else rng)
         observation, reward, terminated, truncated, info = env.step(policy.action(kept, site))
         episode.observations.append(kept)
         episode.sites.append(site)

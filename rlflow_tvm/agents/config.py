@@ -33,6 +33,8 @@ class PPOConfig:
         remembered: graphs of each model that are remembered, the cheapest.
         informed_share: of the episodes, those in which the policy is told of places what it knows, or in half of them
             what it imagines (in dreams, what is known).
+        likeliest_every: of the episodes, one in so many takes the likeliest actions by what is known of places, until
+            ten steps have found nothing better; 0: none. What has been found out is put together there.
         hidden: width of the embeddings.
         rounds: message rounds of the encoder.
         threads: torch's threads. One by default: the graphs are small, and the spinning threads of a second pool
@@ -55,6 +57,7 @@ class PPOConfig:
     remembered_share: float = 0.75
     remembered: int = 16
     informed_share: float = 0.75
+    likeliest_every: int = 4
     hidden: int = 64
     rounds: int = 3
     threads: int = 1
@@ -69,6 +72,10 @@ class PPOConfig:
         if not 0.0 <= self.remembered_share < 1.0:
             raise AgentError(
                 f"{type(self).__name__}: remembered_share is {self.remembered_share}, it must lie in [0, 1)"
+            )
+        if self.likeliest_every < 0 or self.likeliest_every == 1:
+            raise AgentError(
+                f"{type(self).__name__}: likeliest_every is {self.likeliest_every}, it must be 0 (never) or above 1"
             )
         for name in ("learning_rate", "clip_range", "max_grad_norm"):
             if not getattr(self, name) > 0.0:

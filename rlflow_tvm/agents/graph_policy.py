@@ -39,7 +39,7 @@ BatchT = TypeVar("BatchT", bound=Batch)
 class Acting(Protocol):
     """What collecting an episode takes of a policy."""
 
-    def begin_episode(self, rng: np.random.Generator) -> None: ...
+    def begin_episode(self, rng: np.random.Generator, likeliest: bool = False) -> None: ...
     def tried(self, observation: Any, site: int, saved: float) -> None: ...
     def compact(self, observation: Mapping[str, Any]) -> Any: ...
     def choose(self, observation: Any, rng: np.random.Generator | None) -> tuple[int, float, float]: ...
@@ -118,10 +118,15 @@ class GraphPolicy(nn.Module, Generic[KeptT, BatchT], ABC):
         self.value_mean.fill_(mean)
         self.value_deviation.fill_(deviation)
 
-    def begin_episode(self, rng: np.random.Generator) -> None:
-        """A new episode of a training, of which `rng` are the random numbers."""
+    def begin_episode(self, rng: np.random.Generator, likeliest: bool = False) -> None:
+        """A new episode of a training, of which `rng` are the random numbers; one of `likeliest` actions looks at what
+        is known as it is, if any does."""
         if self.places is not None and self.informed_share is not None:
-            self._outlook = Outlook.of(self.places, self.informed_share, rng)
+            self._outlook = (
+                Outlook(self.places, self.informed_share > 0.0, by_rule=True)
+                if likeliest
+                else Outlook.of(self.places, self.informed_share, rng)
+            )
 
     def tried(self, observation: KeptT, site: int, saved: float) -> None:
         """What a step of the episode saved, in percent of its first graph."""

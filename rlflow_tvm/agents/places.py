@@ -1,8 +1,9 @@
 """What is known of places: what actions saved there when they were tried.
 
-An environment tells of each legal action the keys of its place, from coarse to fine (`envs.places`). What an action
-saves is nearly a matter of its place alone, but of the exact shapes there, which a network blurs; so it is looked up,
-as in neural episodic control (Pritzel et al. 2017), and the network decides what to make of it.
+An environment tells of each legal action the keys of its place, from coarse to fine, the first of them that of the rule
+alone (`envs.places`). What an action saves is nearly a matter of its place alone, but of the exact shapes there, which a
+network blurs; so it is looked up, as in neural episodic control (Pritzel et al. 2017), and the network decides what to
+make of it.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ class Places:
         self.tries = np.zeros(0) if tries is None else tries
         self.means = np.zeros(0) if means is None else means
 
-    def known(self, places: np.ndarray) -> np.ndarray:
+    def known(self, places: np.ndarray, by_rule: bool = False) -> np.ndarray:
         """What is known of places with keys (S, P), float32 (S, 2P+1): of each key the mean saving, 0 where it was not
-        tried; n / (n + 1) for n tries of each; and what an action there should save by all of that."""
+        tried; n / (n + 1) for n tries of each; and what an action there should save by that, `by_rule` by what others
+        of its rule saved too. That leads straight to what can be had at once, and away from what pays later."""
         means, weights = self._looked_up(places)
-        return np.concatenate([means, weights, expected_saving(means, weights)[:, None]], axis=1, dtype=np.float32)
+        expected = expected_saving(means if by_rule else means[:, 1:], weights if by_rule else weights[:, 1:])
+        return np.concatenate([means, weights, expected[:, None]], axis=1, dtype=np.float32)
 
     def imagined(self, places: np.ndarray, draw: int) -> np.ndarray:
         """As `known`, but that what an action should save is drawn where little is known, with the deviation that is
@@ -52,11 +55,12 @@ class Places:
         1933; Osband et al. 2013, "(More) efficient reinforcement learning via posterior sampling").
         """
         means, weights = self._looked_up(places)
+        means_here, weights_here = means[:, 1:], weights[:, 1:]  # what its rule saves elsewhere is no reason to look
         # keys are hashes already: multiplied, all their digits are in the first ones
         mixed = ((places[:, -1].view(np.uint64) ^ np.uint64(draw)) * _ODD) >> np.uint64(12)
         drawn = torch.special.ndtri(torch.from_numpy((mixed.astype(np.float64) + 0.5) / 2.0**52)).numpy()
-        left = np.where(places.any(axis=1), SPREAD * np.prod(1.0 - weights, axis=1), 0.0)  # stop is no place
-        saves = expected_saving(means, weights) + left * drawn
+        left = np.where(places.any(axis=1), SPREAD * np.prod(1.0 - weights_here, axis=1), 0.0)  # stop is no place
+        saves = expected_saving(means_here, weights_here) + left * drawn
         return np.concatenate([means, weights, saves[:, None]], axis=1, dtype=np.float32)
 
     def _looked_up(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -131,10 +135,11 @@ def expected_saving(means: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 class Outlook:
     """What a policy is told of places in an episode of a training: nothing, or what is `known`, or with a draw what is
-    `imagined`, given what was known before and what the episode's own steps have saved since."""
+    `imagined`, given what was known before and what the episode's own steps have saved since. `by_rule`: as in
+    `Places.known`."""
 
-    def __init__(self, places: Places, informed: bool, draw: int | None) -> None:
-        self._places, self._draw = places.copy() if informed else None, draw
+    def __init__(self, places: Places, informed: bool, draw: int | None = None, by_rule: bool = False) -> None:
+        self._places, self._draw, self._by_rule = places.copy() if informed else None, draw, by_rule
 
     @staticmethod
     def of(places: Places, informed_share: float, rng: np.random.Generator) -> Outlook:
@@ -146,7 +151,9 @@ class Outlook:
         """Of places with keys (S, P), float32 (S, 2P+1)."""
         if self._places is None:
             return Places().known(where)
-        return self._places.known(where) if self._draw is None else self._places.imagined(where, self._draw)
+        if self._draw is not None:
+            return self._places.imagined(where, self._draw)
+        return self._places.known(where, self._by_rule)
 
     def tried(self, place: np.ndarray, saved: float) -> None:
         """Take in what an action at a place with keys (P,) saved, in percent of the episode's first graph."""

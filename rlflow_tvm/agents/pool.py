@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import torch
 
-from rlflow_tvm.agents.collect import Quota
+from rlflow_tvm.agents.collect import Opening, Quota
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.designs import DESIGNS, Design
 from rlflow_tvm.agents.messages import pack, unpack, unpack_episode
@@ -110,11 +110,11 @@ class Pool:
         first: int,
         quota: Quota,
         on_arrival: Callable[[int], None],
-        start: Callable[[int], Mapping[str, Any] | None] = lambda _number: None,
+        opening: Callable[[int], Opening] = lambda _number: Opening(),
     ) -> Iterator[Episode]:
         """An update's episodes under the policy of `tensors`, in the order of their numbers, from `first` on.
 
-        `start(number)`: where one begins, as `collect_episode` takes it.
+        `opening(number)`: how one begins.
 
         `on_arrival(steps)` is called for each episode when it comes in, in whatever order. AgentError where the same
         episode kills its workers again and again, or a worker reports an error.
@@ -128,9 +128,9 @@ class Pool:
             for place in self._places:
                 if place.task is None and again:
                     number = again.pop()
-                    self._begin(place, number, start(number))
+                    self._begin(place, number, opening(number))
                 elif place.task is None and begun < first + quota.planned:
-                    self._begin(place, begun, start(begun))
+                    self._begin(place, begun, opening(begun))
                     begun += 1
             worker = self._crew.wait([place.worker for place in self._places if place.task is not None])
             place = next(place for place in self._places if place.worker is worker)
@@ -151,7 +151,7 @@ class Pool:
             on_arrival(len(arrived[number]))
             while first + quota.taken in arrived:
                 episode = arrived.pop(first + quota.taken)
-                quota.add(len(episode))
+                quota.add(episode.drawn)
                 yield episode
 
     def close(self) -> None:
@@ -165,10 +165,12 @@ class Pool:
         worker.send(self._start, True)
         return worker
 
-    def _begin(self, place: _Place, number: int, start: Mapping[str, Any] | None) -> None:
+    def _begin(self, place: _Place, number: int, opening: Opening) -> None:
         if not place.loaded:
             place.worker.send(self._weights, False)
-        place.worker.send(self._crew.shared(pack({"op": "episode", "number": number, "start": start})), True)
+        place.worker.send(
+            self._crew.shared(pack({"op": "episode", "number": number, "opening": asdict(opening)})), True
+        )
         place.task, place.loaded = number, True
 
     def _replace(self, place: _Place, number: int, error: WorkerDiedError) -> None:

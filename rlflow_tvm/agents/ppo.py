@@ -57,12 +57,14 @@ class PPO:
         self.reward_scale = RewardScale()
 
     def update(self, episodes: list[Episode]) -> dict[str, float | None]:
-        """Learn from whole episodes; returns the update's numbers, means over its gradient steps.
+        """Learn from whole episodes, at least one of which was drawn from the policy; of the others what they tell of
+        places. Returns the update's numbers, means over its gradient steps.
 
         Raises:
             AgentError: a reward or gradient is not finite.
         """
-        config = self.config
+        config, told = self.config, episodes
+        episodes = [episode for episode in told if not episode.likeliest]
         if not all(np.isfinite(episode.rewards).all() for episode in episodes):
             raise AgentError("PPO: a reward is not finite; mend the environment, then resume from the last checkpoint")
         if config.scale_rewards:
@@ -79,7 +81,7 @@ class PPO:
             if config.target_kl is not None and kl > 1.5 * config.target_kl:
                 break
         if self.policy.places is not None:
-            self.policy.places.learn(episodes)
+            self.policy.places.learn(told)
         numbers: dict[str, float | None] = {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
         return {
             **numbers,

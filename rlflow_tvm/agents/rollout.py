@@ -46,10 +46,16 @@ class Episode:
     truncated: bool = False
     last_value: float = 0.0
     remembered: bool = False  # whether it began at a remembered graph
+    likeliest: bool = False  # whether its actions were the policy's likeliest, and so say nothing of what it draws
     summary: dict[str, Any] = field(default_factory=dict)  # JSON: what the last info tells of the episode
 
     def __len__(self) -> int:
         return len(self.rewards)
+
+    @property
+    def drawn(self) -> int:
+        """Its steps that were drawn from the policy, which it can be improved by: all of them or none."""
+        return 0 if self.likeliest else len(self)
 
     @property
     def total_reward(self) -> float:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 from rlflow_tvm.agents import checkpoint, progress
 from rlflow_tvm.agents.act import check_sizes
 from rlflow_tvm.agents.archive import Archive
-from rlflow_tvm.agents.collect import Quota, collect_episode, episode_rng
+from rlflow_tvm.agents.collect import Opening, Quota, collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.designs import DESIGNS, Design
 from rlflow_tvm.agents.graph_policy import Acting
@@ -32,6 +31,8 @@ from rlflow_tvm.errors import AgentError
 
 _LEFT_BEHIND = (checkpoint.FILE_NAME, progress.FILE_NAME, "rollouts", "best.jsonl", "end_to_end.jsonl")
 """By trainings, those of a world model and those on models too. A new one would add to what it finds."""
+
+_SELDOM = 8
 
 OnStep = Callable[[int], None]
 OnWork = Callable[[str], None]
@@ -46,7 +47,7 @@ class TrainingResult:
     env_steps: int
     episodes: int
     updates: int
-    mean_return: float | None  # of the last update's episodes that began at the start
+    mean_return: float | None  # of the last update's episodes that began at the start, actions drawn
     mean_length: float | None  # of all episodes of the last update
     best_return: float | None
     best_run_secs: float | None
@@ -63,6 +64,7 @@ class _Counts:
     mean_return: float | None = None
     mean_length: float | None = None
     longest: int | None = None  # steps of the longest episode
+    likeliest_every: int = 0  # as the setting, or as long as such episodes find nothing up to _SELDOM times that
     best_return: float | None = None
     best_run_secs: float | None = None
     wall_secs: float = 0.0
@@ -70,13 +72,15 @@ class _Counts:
     def add(self, episodes: list[Episode]) -> None:
         """Take in one update's episodes."""
         # from a remembered graph less is to be gained than from the start
-        returns = [episode.total_reward for episode in episodes if not episode.remembered]
+        begun = [episode for episode in episodes if not episode.remembered]
+        returns = [episode.total_reward for episode in begun]
+        drawn = [episode.total_reward for episode in begun if not episode.likeliest]
         times = [episode.best_run_secs for episode in episodes] + [self.best_run_secs]
         steps = sum(len(episode) for episode in episodes)
         self.env_steps += steps
         self.episodes += len(episodes)
         self.updates += 1
-        self.mean_return = math.fsum(returns) / len(returns) if returns else self.mean_return
+        self.mean_return = math.fsum(drawn) / len(drawn) if drawn else self.mean_return
         self.mean_length = steps / len(episodes)
         self.longest = max([*map(len, episodes), self.longest or 0])
         self.best_return = max([*returns, *([] if self.best_return is None else [self.best_return])], default=None)
@@ -101,7 +105,9 @@ def train(
 ) -> TrainingResult:
     """Train with PPO until `total_steps` environment steps, counted over all runs, and leave the agent in `out_dir`.
 
-    A rollout is whole episodes, and a training ends between updates: it overshoots by up to one rollout. Each episode
+    A rollout is whole episodes, and a training ends between updates: it overshoots by up to one rollout. One episode in
+    `config.likeliest_every` takes the policy's likeliest actions, which PPO does not learn from; where these find
+    nothing better they become more seldom. Each episode
     is determined by `seed`, its number and the policy's parameters, and begins with `env.reset(seed=...)`. So a
     training that was interrupted and resumed, or whose episodes were collected by any number of workers, is bit for
     bit the same as one that was never interrupted in one process; only state that environments carry across `reset`
@@ -139,7 +145,8 @@ def train(
     # through JSON, so that it compares equal to what is read back
     identity = json.loads(json.dumps({"config": config.as_dict(), "seed": seed, "metadata": dict(metadata or {})}))
     with torch_settings(config.threads):
-        learner, counts = PPO(lambda: design.make(sizes, config), config, seed), _Counts()
+        learner = PPO(lambda: design.make(sizes, config), config, seed)
+        counts = _Counts(likeliest_every=config.likeliest_every)
         archive = Archive(config.remembered, config.remembered_share)
         for each in starts:
             archive.take(each)
@@ -164,16 +171,19 @@ def train(
                 if on_step is not None:
                     on_step(steps)
 
+            def opening(number: int) -> Opening:
+                every = counts.likeliest_every
+                return Opening(archive.start(seed, number), bool(every) and number % every == every - 1)
+
             pool = None
             if workers is not None and counts.env_steps < total_steps:
                 pool = stack.enter_context(open_pool(workers, config, seed, sizes, policy))
             while counts.env_steps < total_steps:
                 quota = Quota(config.steps_per_update, counts.longest)
-                start = partial(archive.start, seed)
                 rollout = (
-                    _rollout(env, learner.policy, seed, counts.episodes, quota, steps_done, start)
+                    _rollout(env, learner.policy, seed, counts.episodes, quota, steps_done, opening)
                     if pool is None
-                    else pool.collect(policy_tensors(learner.policy), counts.episodes, quota, steps_done, start)
+                    else pool.collect(policy_tensors(learner.policy), counts.episodes, quota, steps_done, opening)
                 )
                 episodes = []
                 for episode in rollout:
@@ -184,6 +194,10 @@ def train(
                     on_work("learning")
                 losses = learner.update(episodes)
                 counts.add(episodes)
+                tried = [archive.improves(episode) for episode in episodes if episode.likeliest]
+                if tried:
+                    longer = min(2 * counts.likeliest_every, _SELDOM * config.likeliest_every)
+                    counts.likeliest_every = config.likeliest_every if any(tried) else longer
                 for episode in episodes:  # not before: all of an update's episodes choose from the same graphs
                     archive.add(episode)
                 counts.wall_secs = time.monotonic() - started
@@ -192,7 +206,7 @@ def train(
                     _save(path, policy, learner, archive, identity, counts)
                     saved_at = time.monotonic()
     told = dataclasses.asdict(counts)
-    del told["longest"]
+    del told["longest"], told["likeliest_every"]
     return TrainingResult(checkpoint=path, **told)
 
 
@@ -203,13 +217,13 @@ def _rollout(
     first: int,
     quota: Quota,
     on_step: Callable[[int], None],
-    start: Callable[[int], Mapping[str, Any] | None],
+    opening: Callable[[int], Opening],
 ) -> Iterator[Episode]:
     """An update's episodes, from number `first` on, collected here; `on_step(1)` follows each step."""
     while quota.open:
         number = first + quota.taken
-        episode = collect_episode(env, policy, episode_rng(seed, number), lambda: on_step(1), start(number))
-        quota.add(len(episode))
+        episode = collect_episode(env, policy, episode_rng(seed, number), lambda: on_step(1), opening(number))
+        quota.add(episode.drawn)
         yield episode
 
 

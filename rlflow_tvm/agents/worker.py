@@ -3,7 +3,7 @@
 Requests and answers are messages (see `messages`) with an "op":
 - "start": `factory`, `arguments`, `config`, `seed`, `policy`: once, first; answered with the sizes of the observations
 - "load": the policy's tensors; not answered
-- "episode": `number`, `start` as `collect_episode` takes it; answered with the episode
+- "episode": `number`, `opening` as JSON; answered with the episode
 An answer may be {"error": ...} instead, one line that a user can mend, or {"bug": ...}, a traceback.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 import gymnasium
 import torch
 
-from rlflow_tvm.agents.collect import collect_episode, episode_rng
+from rlflow_tvm.agents.collect import Opening, collect_episode, episode_rng
 from rlflow_tvm.agents.designs import DESIGNS
 from rlflow_tvm.agents.messages import pack, pack_episode, unpack
 from rlflow_tvm.agents.ppo import load_policy_tensors
@@ -46,7 +46,8 @@ class RolloutWorker:
             if not self._loaded:  # the error was an answer that nobody waits for
                 raise AgentError("workers: the policy does not fit theirs; use the same rlflow_tvm on all machines")
             rng = episode_rng(self._seed, message["number"])
-            return pack_episode(collect_episode(self._env, self._policy, rng, start=message["start"]))
+            opening = Opening(**message["opening"])
+            return pack_episode(collect_episode(self._env, self._policy, rng, opening=opening))
         except RlflowError as error:
             return pack({"error": str(error)})
         except Exception:  # noqa: BLE001  process boundary: the training raises it

@@ -24,7 +24,7 @@ from rlflow_tvm.envs.observation import (
     tensor_bytes,
     users_feature,
 )
-from rlflow_tvm.envs.places import RADII, place_keys
+from rlflow_tvm.envs.places import KEYS, place_keys
 from rlflow_tvm.passes import RewriteAction
 from rlflow_tvm.passes.difference import Difference
 from rlflow_tvm.passes.graph import Graph
@@ -106,7 +106,7 @@ def candidate_space(rules: int, most: int) -> spaces.Dict:
             "removed": spaces.Sequence(spaces.Box(0, _INDEX, (2,), np.int32), stack=True),
             "candidate_mask": spaces.MultiBinary(most + 1),
             "candidate_rules": spaces.Box(-1, rules, (most + 1,), np.int16),
-            "candidate_places": spaces.Box(-(2**63), 2**63 - 1, (most + 1, len(RADII)), np.int64),
+            "candidate_places": spaces.Box(-(2**63), 2**63 - 1, (most + 1, KEYS), np.int64),
         }
     )
 
@@ -148,7 +148,7 @@ def observe_candidates(graph: Graph, candidates: Sequence[Candidate], rules: int
     mask[:found] = mask[most] = 1
     ruled = np.full(most + 1, -1, np.int16)
     ruled[:found], ruled[most] = [each.rule for each in candidates], rules
-    places = np.zeros((most + 1, len(RADII)), np.int64)
+    places = np.zeros((most + 1, KEYS), np.int64)
     if found:
         sites = np.array([located([index[v] for v in each.match.reads if v in index]) for each in candidates], np.int32)
         places[:found] = place_keys(arrays.kinds, arrays.links, ruled[:found], sites)

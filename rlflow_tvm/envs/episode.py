@@ -27,7 +27,8 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
 
     An episode is `terminated` by stop, when no rule applies any more, or when the graph costs more than `limit` times
     the episode's first one: from there on steps lead nowhere (TASO's search gives up such graphs too). The cost then
-    counts as just that. It is `truncated` after `horizon` steps. An illegal action leaves the graph as it is, for a
+    counts as just that. It is `truncated` after `horizon` steps, and with `reset`'s option "patience" after so many
+    without a graph cheaper than all of the episode. An illegal action leaves the graph as it is, for a
     reward of -100. The state is the start module and the actions since: `replay` and `fork` build on that, and
     `reset`'s option "plan" begins an episode, with its whole horizon, at a plan's end.
 
@@ -87,6 +88,7 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         self.cost = self.best_cost = self._start_cost
         self._first_secs = self._start_cost.run_secs
         self._steps = 0
+        self._patience, self._better = math.inf, 0  # steps to wait for a cheaper graph; the one that led to the last
         self._over = False
         self._refused: set[RewriteAction] = set()
         self._reward.begin()
@@ -118,6 +120,7 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         if options and "plan" in options:
             self._go_to(options["plan"])
             self._steps, self._first, self._first_secs = 0, self.state, self.run_secs
+        self._patience = (options or {}).get("patience", math.inf)
         observation, _ = self._observe()
         return observation, self._info("reset")
 
@@ -155,6 +158,9 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
             most = self.limit * self._first_secs
             lost = self.cost.run_secs > most
             counted = replace(self.cost, run_secs=most) if lost else self.cost
+        if self.cost.run_secs < self.best_cost.run_secs:
+            self._better = self._steps
+        truncated = truncated or self._steps - self._better >= self._patience
         observation, goes_on = self._observe()
         terminated = lost or not goes_on
         self._over = terminated or truncated

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 
 from rlflow_tvm.envs.episode import RewritingEnv
 from rlflow_tvm.errors import EnvError
-from rlflow_tvm.passes import Plan
+from rlflow_tvm.passes import GraphState, Plan
+
+
+class _Met(NamedTuple):
+    """A graph of an episode."""
+
+    step: int
+    run_secs: float
+    state: GraphState
 
 
 class ManyModelsEnv(gymnasium.Env[dict[str, Any], Any]):
     """Chooses one environment at each reset, uniformly by the reset's seed, so that a resumed training meets the same.
 
     `model` is the name of the one in use, `current` the environment itself. All must have the same rules. The last info
-    of an episode holds as `episode` its cheapest graph, confirmed: {"model", "run_secs", "plan"}, the plan's fields as
-    JSON. As `reset`'s option "start" it is where an episode begins.
+    of an episode holds as `episode` its cheapest graph, confirmed: {"model", "run_secs", "plan", "step"}, the plan's
+    fields as JSON, and the episode's step that led to it, 0 where that is its first graph. As `reset`'s option "start"
+    it is where an episode begins.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own convention
@@ -31,7 +39,11 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], Any]):
         self.model = next(iter(self._envs))
         self.observation_space = self.current.observation_space
         self.action_space = self.current.action_space
-        self._best = math.inf, self.current.state
+        self._begin()
+
+    def _begin(self) -> None:
+        self._step = 0
+        self._best = self._first = _Met(0, self.current.run_secs, self.current.state)
 
     @property
     def limit(self) -> float:
@@ -53,19 +65,28 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], Any]):
             raise EnvError(
                 f"reset: there is no model {self.model} here to start from; there are: {', '.join(self._envs)}"
             )
-        reset = self.current.reset(seed=seed, options=None if start is None else {"plan": Plan.of(start["plan"])})
-        self._best = math.inf, self.current.state
+        own = {name: value for name, value in (options or {}).items() if name != "start"}
+        if start is not None:
+            own["plan"] = Plan.of(start["plan"])
+        reset = self.current.reset(seed=seed, options=own or None)
+        self._begin()
         return reset
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.current.step(action)
-        if info["run_secs"] < self._best[0]:
-            self._best = info["run_secs"], self.current.state
+        self._step += 1
+        if info["run_secs"] < self._best.run_secs:
+            self._best = _Met(self._step, info["run_secs"], self.current.state)
         if terminated or truncated:
-            state = self._best[1]
-            run_secs = self.current.problem.cost(state, confirmed=True).run_secs
-            info["episode"] = {"model": self.model, "run_secs": run_secs, "plan": dataclasses.asdict(state.plan)}
+            info["episode"] = self._summary()
         return observation, float(reward), terminated, truncated, info
+
+    def _summary(self) -> dict[str, Any]:
+        best = self._best
+        secs = self.current.problem.cost(best.state, confirmed=True).run_secs
+        if secs > self._first.run_secs:  # it is no better by times that are confirmed
+            best, secs = self._first, self._first.run_secs
+        return {"model": self.model, "run_secs": secs, "plan": dataclasses.asdict(best.state.plan), "step": best.step}
 
     def close(self) -> None:
         for env in self._envs.values():

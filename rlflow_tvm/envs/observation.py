@@ -14,7 +14,7 @@ from gymnasium import spaces
 from tvm import relax
 
 from rlflow_tvm.dataflow import Node
-from rlflow_tvm.envs.places import RADII, kind, place_keys
+from rlflow_tvm.envs.places import KEYS, kind, place_keys
 from rlflow_tvm.passes import GraphState, RewriteAction
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.ops import OPERATORS
@@ -47,7 +47,7 @@ def observation_space(rules: int) -> spaces.Dict:
             "rule_mask": spaces.MultiBinary(rules + 1),
             "location_mask": spaces.MultiBinary((rules + 1, LOCATIONS)),
             "location_nodes": spaces.Box(-1, 2**30, (rules + 1, LOCATIONS, NODES_PER_LOCATION), np.int32),
-            "location_places": spaces.Box(-(2**63), 2**63 - 1, (rules + 1, LOCATIONS, len(RADII)), np.int64),
+            "location_places": spaces.Box(-(2**63), 2**63 - 1, (rules + 1, LOCATIONS, KEYS), np.int64),
         }
     )
 
@@ -90,7 +90,7 @@ def observe(state: GraphState, refused: set[RewriteAction] | frozenset[RewriteAc
         if rows:
             location_nodes[number, : len(rows)] = rows
             location_mask[number, : len(rows)] = [row is not NO_NODES for row in rows]
-    location_places = np.zeros((rules + 1, LOCATIONS, len(RADII)), dtype=np.int64)
+    location_places = np.zeros((rules + 1, LOCATIONS, KEYS), dtype=np.int64)
     found = location_mask.nonzero()
     location_places[found] = place_keys(arrays.kinds, arrays.links, found[0], location_nodes[found])
     location_mask[rules, 0] = 1  # stop

@@ -2,7 +2,7 @@
 
 Two sites have the same key at radius r where the same rule matches nodes whose surroundings, r edges far, are alike:
 operators, attributes, shapes. What a rewrite saves is largely a matter of that, in this graph, in the next one and in
-the twin block further down: so what was tried in one of them is known of the others.
+the twin block further down: so what was tried in one of them is known of the others. The first key is the rule's alone.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from rlflow_tvm.passes.hashing import mixed
 
 RADII = (0, 1, 3)
 """Edges that a key's surroundings reach; one key of a site for each."""
+KEYS = 1 + len(RADII)
+"""Of a site, the rule's among them."""
+_RULE = 63  # in place of a radius
 
 
 def place_keys(
     kinds: np.ndarray, links: np.ndarray, rules: np.ndarray, nodes: np.ndarray, radii: tuple[int, ...] = RADII
 ) -> np.ndarray:
-    """Keys of sites, int64 (S, radii), the same in every process.
+    """Keys of sites, int64 (S, 1 + radii), the same in every process: the rule's, then those by surroundings.
 
     Args:
         kinds: what each node is for itself, uint64 (N,).
@@ -30,10 +33,11 @@ def place_keys(
         radii: ascending.
     """
     sources, destinations = np.asarray(links).T
-    around, keys = mixed(np.asarray(kinds, np.uint64)), []
+    numbers = np.asarray(rules).astype(np.uint64) * np.uint64(64)
+    around, keys = mixed(np.asarray(kinds, np.uint64)), [mixed(numbers + np.uint64(_RULE))]
     for radius in range(radii[-1] + 1):
         if radius in radii:
-            key = mixed(np.asarray(rules).astype(np.uint64) * np.uint64(64) + np.uint64(radius))
+            key = mixed(numbers + np.uint64(radius))
             for column in np.asarray(nodes).T:
                 key = mixed(key ^ np.where(column >= 0, around[column], np.uint64(1)))
             keys.append(key)

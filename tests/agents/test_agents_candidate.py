@@ -106,13 +106,18 @@ def test_permuting_the_candidates_permutes_the_probabilities(policy, candidates)
         assert len(set(before[:count].round(6))) > 1
 
 
+def _alike(kept):
+    """Of how many sites the rule is the same, of each, itself included."""
+    return np.array([(kept.site_rules == rule).sum() for rule in kept.site_rules])
+
+
 def test_candidates_do_not_see_each_other(policy, candidates):
     """Odds between two candidates are the same whether a third one is there or not, but for what its rule shares."""
     for observation in observations(candidates):
         count = int(observation["candidate_mask"].sum()) - 1
         whole = policy.probabilities(policy.compact(observation))
         kept = policy.compact(observation)
-        shared = collate([kept]).site_alike.numpy()[: count - 1]
+        shared = _alike(kept)[: count - 1]
         owner = kept.node_candidate
         alive = np.flatnonzero(owner < count - 1)
         where = np.full(len(owner), -1)
@@ -131,7 +136,7 @@ def test_candidates_do_not_see_each_other(policy, candidates):
             site_known=np.delete(kept.site_known, count - 1, axis=0),
         )
         without = policy.probabilities(less)
-        left = collate([less]).site_alike.numpy()[: count - 1]
+        left = _alike(less)[: count - 1]
         assert (left <= shared).all()
         assert np.unique(shared[left < shared]).size <= 1, "only one rule lost a candidate"
         odds, before = without[: count - 1] / without[-1], whole[: count - 1] / whole[-1]
@@ -179,7 +184,7 @@ def test_acting_and_updating_agree_and_masked_actions_are_never_taken(policy, ca
 
 
 def test_every_parameter_gets_a_gradient(policy, candidates):
-    kept = [policy.compact(observation, lambda places: np.ones((len(places), 5), np.float32))
+    kept = [policy.compact(observation, lambda places: np.ones((len(places), 7), np.float32))
             for observation in observations(candidates)]  # fmt: skip
     output = policy(collate(kept))
     (output.log_probs[::3].sum() + output.values.sum()).backward()
@@ -317,3 +322,24 @@ def test_what_is_kept_is_checked_against_the_sizes(policy, candidates):
     sizes = dataclasses.replace(policy.sizes, num_operators=1)
     with pytest.raises(AgentError, match="operators below 1"):
         compact(observations(candidates)[-1], sizes)
+
+
+def test_a_rule_weighs_as_its_most_promising_candidate(policy, candidates):
+    """By what is known of places; candidates of which less is known do not count against it."""
+    new = CandidatePolicy(policy.sizes, CONFIG)
+    torch.nn.init.zeros_(new.score_head.weight)
+    torch.nn.init.zeros_(new.known.weight)
+    observation = observations(candidates)[0]
+    kept = new.compact(observation)
+    rule = int(kept.site_rules[0])
+    alike = np.flatnonzero(kept.site_rules == rule)
+    assert len(alike) > 2
+    told = kept.site_known.copy()
+    told[alike[1], -1] = 30.0  # as much as the prior believes
+    told[alike[2], -1] = -2.0
+    probabilities = new.probabilities(dataclasses.replace(kept, site_known=told))
+    each, rules = probabilities[kept.site_numbers[:-1]], kept.site_rules[:-1]
+    others = set(rules.tolist()) - {rule}
+    assert others
+    for other in others:
+        assert each[rules == rule].sum() / each[rules == other].sum() == pytest.approx(np.exp(4.0), rel=1e-3)

@@ -254,6 +254,9 @@ def test_dreams_begin_along_real_episodes_with_what_was_remembered_there(env, mo
             with torch.no_grad():
                 _, state = model.memory.step(here, state)
             row += 1
+    begun = [dataclasses.replace(each, remembered=True) if number else each for number, each in enumerate(episodes)]
+    from_start = Dream.along(Experience(model, begun), Places(), SMALL)
+    assert from_start._beginnings.tolist() == [0], "the others begin where the agent will not"
     for episode, number in zip(episodes, dream._beginnings.tolist(), strict=True):
         saved = savings(episode).cumsum()
         rows = slice(number, number + len(saved))

@@ -43,7 +43,11 @@ def test_means_and_tries_are_those_of_a_plain_dictionary():
     ]
     assert places.known(asked)[:, :-1] == pytest.approx(np.array(expected), abs=1e-6)
     means, weights = np.split(np.array(expected), 2, axis=1)
-    assert places.known(asked)[:, -1] == pytest.approx(expected_saving(means, weights), abs=1e-6)
+    assert places.known(asked)[:, -1] == pytest.approx(expected_saving(means[:, 1:], weights[:, 1:]), abs=1e-6)
+    by_rule = places.known(asked, by_rule=True)
+    assert by_rule[:, -1] == pytest.approx(expected_saving(means, weights), abs=1e-6)
+    assert not np.allclose(by_rule[:, -1], places.known(asked)[:, -1])
+    np.testing.assert_array_equal(by_rule[:, :-1], places.known(asked)[:, :-1])
     assert places.known(asked).dtype == np.float32
     assert (places.known(asked)[-1] == 0).all()
 
@@ -63,12 +67,12 @@ def test_what_is_imagined_has_the_deviation_that_is_left_and_is_the_same_all_thr
     for rows, times in ((slice(1000, 2000), 1), (slice(2000, 3000), 9)):
         for _ in range(times):
             places.add(keys[rows], np.full(1000, 2.0))
-    # of the last quarter the coarsest keys alone were tried
+    # of the last quarter the coarsest keys, which are the rules', alone were tried
     places.add(keys[3000:] * np.array([1, 0, 0]), np.full(1000, 2.0))
     imagined = places.imagined(keys, 5)
     assert np.array_equal(imagined[:, :-1], places.known(keys)[:, :-1])
     saves = imagined[:, -1] - places.known(keys)[:, -1]
-    left = SPREAD * np.array([1.0, 0.5**3, 0.1**3, 0.5])
+    left = SPREAD * np.array([1.0, 0.5**2, 0.1**2, 1.0])
     assert saves.reshape(4, -1).std(axis=1) == pytest.approx(left, rel=0.1)
     assert saves.reshape(4, -1).mean(axis=1) == pytest.approx(0.0, abs=4 * SPREAD / 1000**0.5)
     some = rng.permutation(4000)[:50]

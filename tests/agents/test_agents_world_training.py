@@ -11,6 +11,7 @@ import torch
 from training_checks import SMALL, assert_same_training, curve, known_of, most_of, state
 
 from rlflow_tvm.agents import load_agent
+from rlflow_tvm.agents.collect import Opening
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.policy import UniformPolicy
@@ -220,22 +221,24 @@ def test_episodes_are_kept_with_what_was_known_before_them(short):
 
 
 def test_episodes_begin_at_graphs_of_the_same_iteration(env, tmp_path, monkeypatch):
-    """Each is cheaper than those before it here; those that judge begin at the start."""
+    """Each is cheaper than those before it here; those that judge begin at the start, and act as is likeliest."""
     config = dataclasses.replace(SMALL, remembered=1, remembered_share=0.9)
     real = RealEpisodes(env, config, 0, tmp_path / "rollouts")
     real.begin()
     began, collect = [], real_episodes.collect_episode
 
-    def collected(environment, policy, rng, on_step, start):
-        began.append(start)
+    def collected(environment, policy, rng, on_step, opening):
+        began.append(opening)
         episode, number = collect(environment, policy, rng, on_step), len(began)
         return dataclasses.replace(episode, summary={"model": "m", "run_secs": 1 / number, "plan": {"number": number}})
 
     monkeypatch.setattr(real_episodes, "collect_episode", collected)
     policy = UniformPolicy(real.sizes)
-    real.collect_until(100, 0, policy, policy)
-    assert set(began[::JUDGED]) == {None}
-    remembered = {number: start["plan"]["number"] for number, start in enumerate(began) if start is not None}
+    real.collect_until(100, 0, policy)
+    assert set(began[::JUDGED]) == {Opening(None, likeliest=True)}
+    assert {number % JUDGED for number, each in enumerate(began) if each.likeliest} == {0, JUDGED // 2}
+    starts = {number: each.start for number, each in enumerate(began) if each.start is not None}
+    remembered = {number: start["plan"]["number"] for number, start in starts.items()}
     assert len(remembered) > 2
     assert all(number == found for number, found in remembered.items())
 

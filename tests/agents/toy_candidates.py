@@ -27,7 +27,7 @@ class ToyCandidateEnv(gymnasium.Env):
                 "removed": spaces.Sequence(spaces.Box(0, 2**30, (2,), np.int32), stack=True),
                 "candidate_mask": spaces.MultiBinary(most + 1),
                 "candidate_rules": spaces.Box(-1, len(RULES), (most + 1,), np.int16),
-                "candidate_places": spaces.Box(-(2**63), 2**63 - 1, (most + 1, 2), np.int64),
+                "candidate_places": spaces.Box(-(2**63), 2**63 - 1, (most + 1, 3), np.int64),
             }
         )
         self.action_space = spaces.Discrete(most + 1)
@@ -70,7 +70,7 @@ class ToyCandidateEnv(gymnasium.Env):
         mask, rules = np.zeros(self.most + 1, np.int8), np.full(self.most + 1, -1, np.int16)
         mask[: len(self._found)] = mask[-1] = 1
         rules[: len(self._found)], rules[-1] = [rule for rule, _ in self._found], len(RULES)
-        places = np.zeros((self.most + 1, 2), np.int64)
+        places = np.zeros((self.most + 1, 3), np.int64)
         if self._found:
             located = np.array([(*found[r][i], -1, -1, -1)[:4] for r, i in self._found])
             chain = np.array(links[: len(bonds)], np.int64).reshape(-1, 2)

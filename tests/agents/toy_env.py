@@ -81,7 +81,8 @@ class ToyRewriteEnv(gymnasium.Env):
         num_locations: L.
         random_start: draw length (3 .. length) and bonds anew at each reset; else bonds alternate, strong first.
 
-    The last info tells the cheapest chain as `episode`, and `reset` takes it as its option "start".
+    The last info tells the cheapest chain as `episode`, and `reset` takes it as its option "start". With its option
+    "patience" an episode is cut off after so many steps without a cheaper chain.
     """
 
     def __init__(self, length: int = 6, horizon: int = 20, num_locations: int = 8, random_start: bool = False) -> None:
@@ -94,7 +95,7 @@ class ToyRewriteEnv(gymnasium.Env):
                 "rule_mask": spaces.MultiBinary(rules),
                 "location_mask": spaces.MultiBinary((rules, num_locations)),
                 "location_nodes": spaces.Box(-1, 2**31 - 1, (rules, num_locations, nodes_per_location), np.int32),
-                "location_places": spaces.Box(-(2**63), 2**63 - 1, (rules, num_locations, 2), np.int64),
+                "location_places": spaces.Box(-(2**63), 2**63 - 1, (rules, num_locations, 3), np.int64),
             }
         )
         self.action_space = spaces.MultiDiscrete([rules, num_locations])
@@ -111,7 +112,8 @@ class ToyRewriteEnv(gymnasium.Env):
         if options and "start" in options:
             colours, found = options["start"]["plan"]
             self.state = tuple(colours), tuple(found)
-        self.cheapest = self.state
+        self.cheapest, self.better = self.state, 0
+        self.patience = (options or {}).get("patience", self.horizon)
         return self._observation(), {"run_secs": cost(self.state) * 1e-3, "rule": "reset"}
 
     def step(self, action: Any) -> tuple[dict, float, bool, bool, dict]:
@@ -128,8 +130,9 @@ class ToyRewriteEnv(gymnasium.Env):
             else:
                 reward = -100.0
         info: dict[str, Any] = {"run_secs": cost(self.state) * 1e-3, "rule": name}
-        self.cheapest = min(self.cheapest, self.state, key=cost)
-        truncated = not terminated and self.steps >= self.horizon
+        if cost(self.state) < cost(self.cheapest):
+            self.cheapest, self.better = self.state, self.steps
+        truncated = not terminated and (self.steps >= self.horizon or self.steps - self.better >= self.patience)
         if terminated or truncated:
             plan = [list(part) for part in self.cheapest]
             info["episode"] = {"model": "toy", "run_secs": cost(self.cheapest) * 1e-3, "plan": plan}
@@ -146,7 +149,7 @@ class ToyRewriteEnv(gymnasium.Env):
             for location, site in enumerate(found[: mask.shape[1]]):
                 mask[rule, location] = 1
                 location_nodes[rule, location, : len(site)] = site
-        places, found = np.zeros((*mask.shape, 2), dtype=np.int64), mask.nonzero()
+        places, found = np.zeros((*mask.shape, 3), dtype=np.int64), mask.nonzero()
         places[found] = place_keys(np.array(colours, np.uint64), links, found[0], location_nodes[found], radii=(0, 1))
         mask[len(RULES), 0] = 1
         return {

@@ -60,11 +60,12 @@ def test_steps_go_to_the_current_model(env):
 
 
 def test_the_last_info_holds_the_cheapest_graph_of_the_episode(env):
+    """Its first one among them: what is worse is nothing to go on from."""
     rng = np.random.default_rng(0)
     seen = set()
     for seed in range(12):
         observation, info = env.reset(seed=seed)
-        found, over = [], False
+        found, over = [(info["run_secs"], env.current.plan)], False
         while not over:
             assert "episode" not in info
             actions = np.argwhere(observation["location_mask"])
@@ -73,11 +74,12 @@ def test_the_last_info_holds_the_cheapest_graph_of_the_episode(env):
             over = terminated or truncated
         secs, plan = min(found, key=lambda pair: pair[0])
         told = info["episode"]
-        assert (told["model"], told["run_secs"]) == (env.model, secs)
+        assert (told["model"], told["run_secs"], told["step"]) == (env.model, secs, found.index((secs, plan)))
         stored = json.loads(json.dumps(told["plan"]))
         assert Plan.of(stored) == plan
         seen.add(len(plan))
-    assert len(seen) > 1
+    assert len(seen) > 2
+    assert 0 in seen
 
 
 def test_what_is_told_of_the_cheapest_graph_is_measured_where_steps_are_predicted():
@@ -86,15 +88,16 @@ def test_what_is_told_of_the_cheapest_graph_is_measured_where_steps_are_predicte
     rng, wrong = np.random.default_rng(0), 0
     for seed in range(6):
         observation, info = env.reset(seed=seed)
-        found, over = [], False
+        found, over = [(info["run_secs"], env.current.state)], False
         while not over:
             actions = np.argwhere(observation["location_mask"])
             observation, _, terminated, truncated, info = env.step(actions[rng.integers(len(actions))])
             found.append((info["run_secs"], env.current.state))
             over = terminated or truncated
         told, state = min(found, key=lambda pair: pair[0])
-        assert info["episode"]["run_secs"] == problem.cost(state, confirmed=True).run_secs
-        wrong += info["episode"]["run_secs"] != told
+        confirmed = problem.cost(state, confirmed=True).run_secs
+        assert info["episode"]["run_secs"] == min(confirmed, found[0][0])
+        wrong += confirmed != told
     assert wrong
 
 

@@ -233,3 +233,26 @@ def test_state_is_the_start_and_the_actions():
         observation, *_ = env.step(random_legal(observation, rng))
     again = GraphState.from_module(env.problem.start.mod, env.problem.ruleset).replay(env.plan)
     assert again.structural_hash == env.state.structural_hash
+
+
+def test_with_patience_an_episode_is_cut_off_where_nothing_cheaper_comes():
+    env = make_env(horizon=50)
+    rng, lengths = np.random.default_rng(0), []
+    for seed in range(6):
+        observation, info = env.reset(seed=seed, options={"patience": 3})
+        secs, over = [info["run_secs"]], False
+        while not over:
+            observation, _, terminated, truncated, info = env.step(random_legal(observation, rng))
+            secs.append(info["run_secs"])
+            over = terminated or truncated
+            steps = len(secs) - 1
+            waited = steps - int(np.argmin(secs))  # of equal ones the first
+            assert truncated == (waited >= 3 and not terminated)
+        lengths.append(steps)
+    assert max(lengths) > 3
+    env.reset(seed=0)
+    observation, over, steps = env.reset(seed=0)[0], False, 0
+    while not over:
+        observation, _, terminated, truncated, _ = env.step(random_legal(observation, rng))
+        steps, over = steps + 1, terminated or truncated
+    assert steps > 3 or terminated, "without it the horizon counts"

@@ -46,6 +46,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "rounds": 5,
         "remembered_share": 0.0,
         "informed_share": 0.0,
+        "likeliest_every": 0,
         "by_rule": False,
         "scale_rewards": False,
         "normalise_values": False,

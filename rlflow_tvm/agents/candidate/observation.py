@@ -132,7 +132,7 @@ class CandidateBatch:
     removed_site: torch.Tensor  # (K,)
     site_graph: torch.Tensor  # (S,)
     site_offsets: np.ndarray  # (B+1,) where each graph's sites begin
-    site_alike: torch.Tensor  # (S,) of how many of its graph's sites the rule is the same, itself included
+    site_rule: torch.Tensor  # (S,) numbers, from 0, of the rules of each graph: the same for its sites of one rule
     site_known: torch.Tensor  # (S, 2P+1)
     site_stops: torch.Tensor  # (S,) 1 for stop
 
@@ -147,7 +147,8 @@ def collate(observations: Sequence[CandidateObservation]) -> CandidateBatch:
     node_counts, site_counts = [int(each.sum()) for each in own], [each.num_sites for each in observations]
     added_counts = [len(each) - count for each, count in zip(own, node_counts, strict=True)]
     node_starts, added_starts = np.cumsum([0, *node_counts]), np.cumsum([0, *added_counts]) + sum(node_counts)
-    site_offsets = np.cumsum([0, *site_counts])
+    site_offsets, site_graph = np.cumsum([0, *site_counts]), np.repeat(np.arange(len(observations)), site_counts)
+    rules = np.stack([site_graph, np.concatenate([each.site_rules for each in observations])])
     links, inner, removed = [], [], []
     for number, each in enumerate(observations):
         # the graph's nodes come first in each: node i of it is node `starts[0] + i`, or an added one
@@ -174,17 +175,12 @@ def collate(observations: Sequence[CandidateObservation]) -> CandidateBatch:
         added_site=torch.from_numpy(np.concatenate(added_site).astype(np.int64)),
         removed_node=gone[:, 1],
         removed_site=gone[:, 0],
-        site_graph=torch.from_numpy(np.repeat(np.arange(len(observations)), site_counts)),
+        site_graph=torch.from_numpy(site_graph),
         site_offsets=site_offsets,
-        site_alike=torch.from_numpy(np.concatenate([_alike(each.site_rules) for each in observations])),
+        site_rule=torch.from_numpy(np.unique(rules, axis=1, return_inverse=True)[1].reshape(-1)),
         site_known=torch.from_numpy(np.concatenate([each.site_known for each in observations])),
         site_stops=stops,
     )
-
-
-def _alike(rules: np.ndarray) -> np.ndarray:
-    _, which, counts = np.unique(rules, return_inverse=True, return_counts=True)
-    return counts[which].astype(np.float32)
 
 
 def _graph(links: torch.Tensor, nodes: int, edges: torch.Tensor) -> dgl.DGLGraph:

@@ -109,9 +109,10 @@ class CandidatePolicy(GraphPolicy[CandidateObservation, CandidateBatch]):
     def forward(self, batch: CandidateBatch) -> PolicyOutput:
         h, readout = self.encoder(batch.graph, batch.node_counts)
         sites = self.body(self._candidates(batch, h) + self.around(readout).index_select(0, batch.site_graph))
-        logits = self.score_head(sites).squeeze(1) + self.prior(batch.site_known) + self.stop_bias * batch.site_stops
+        prior = self.prior(batch.site_known)
+        logits = self.score_head(sites).squeeze(1) + prior + self.stop_bias * batch.site_stops
         if self.by_rule:
-            logits = logits - batch.site_alike.log()
+            logits = logits - _shared(prior, batch.site_rule)
         log_probs = segment_log_softmax(logits, batch.site_graph, batch.num_graphs)
         best = dgl.ops.segment_reduce(torch.from_numpy(np.diff(batch.site_offsets)), sites, "max")
         values = self.scaled(self.value_head(self.value_body(torch.cat([readout, best], dim=1))))
@@ -163,6 +164,20 @@ class CandidatePolicy(GraphPolicy[CandidateObservation, CandidateBatch]):
         dense = np.zeros(int(observation.site_numbers[-1]) + 1)
         dense[observation.site_numbers] = np.exp(self(self.collate([observation])).log_probs.double().numpy())
         return dense
+
+
+def _shared(prior: torch.Tensor, rules: torch.Tensor) -> torch.Tensor:
+    """What sites' logits are lowered by, (S,), for each rule to weigh as much as its most promising site would alone:
+    the logarithm of the number of its sites where nothing is known.
+
+    Args:
+        prior: of what is known of their places, (S,).
+        rules: numbers from 0, (S,).
+    """
+    number = int(rules.max()) + 1
+    most = torch.full((number,), -torch.inf).scatter_reduce(0, rules, prior, "amax")
+    weights = (prior - most.index_select(0, rules)).exp()
+    return torch.zeros(number).index_add(0, rules, weights).log().index_select(0, rules)
 
 
 def _means(rows: torch.Tensor, segment: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

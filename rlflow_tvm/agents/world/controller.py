@@ -194,13 +194,15 @@ class SeeingPolicy:
         self._eyes.begin(number)
         self._outlook = None
 
-    def begin_episode(self, rng: np.random.Generator) -> None:
+    def begin_episode(self, rng: np.random.Generator, likeliest: bool = False) -> None:
         """See `GraphPolicy.begin_episode`."""
         self.begin()
         if self.informed_share is not None:
             # each of them imagines, unlike a policy's: real episodes are few, and dreams act on what is known as it is
             informed, draw = bool(rng.random() < self.informed_share), int(rng.integers(2**63))
-            self._outlook = Outlook(self.places, informed, draw)
+            self._outlook = (
+                Outlook(self.places, True, by_rule=True) if likeliest else Outlook(self.places, informed, draw)
+            )
 
     def tried(self, observation: CompactObservation, site: int, saved: float) -> None:
         """See `GraphPolicy.tried`."""

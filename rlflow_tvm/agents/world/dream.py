@@ -25,7 +25,8 @@ from rlflow_tvm.agents.world.model import Experience, steps_of
 from rlflow_tvm.agents.world.sites import Newcomers, Sites
 
 _BEGINNINGS = 0.25
-"""Of the dreams, those that begin where a real episode did; the others begin anywhere along one."""
+"""Of the dreams, those that begin where a real episode from the start did, as the agent will; the others begin anywhere
+along one."""
 _SAVING_SHARE = 0.1
 """Of a reward, what the step itself saves; the rest is for what it improves on the best."""
 _INVALID_REWARD = -100.0
@@ -73,7 +74,7 @@ class Dream:
         sizes: of the real observations.
         memories: Ms, which are not trained here; the dream follows the first.
         starts: the real graphs, with what Ms remember before them.
-        beginnings: numbers of those that real episodes began with, int64 (B,).
+        beginnings: numbers of those that real episodes from the start began with, int64 (B,).
         newcomers: the sites that come with rewrites.
         temperature: tau.
         horizon: steps until truncation: errors add up.
@@ -111,7 +112,9 @@ class Dream:
         model, traces = learnt.model, learnt.traces
         steps, lengths = steps_of(traces)
         states = tuple(memory.states(steps, lengths) for memory in model.members)
-        beginnings = torch.tensor([0, *lengths]).cumsum(0)[:-1]
+        firsts = torch.tensor([0, *lengths]).cumsum(0)[:-1]
+        from_start = torch.tensor([not episode.remembered for episode in learnt.episodes])
+        beginnings = firsts[from_start] if from_start.any() else firsts
         before = [torch.cat([torch.zeros(1), stretched(trace.rewards[:-1]).cumsum(0)]) for trace in traces]
         best = torch.cat([each.cummax(0).values for each in before])
         sites = Sites.of([kept for episode in learnt.episodes for kept in episode.observations], model.sizes, places)

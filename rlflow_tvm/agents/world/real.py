@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 
 from rlflow_tvm.agents.archive import Archive
-from rlflow_tvm.agents.collect import Quota, collect_episode, episode_rng
+from rlflow_tvm.agents.collect import Opening, Quota, collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.graph_policy import Acting
 from rlflow_tvm.agents.observation import ObservationSizes
@@ -93,6 +92,10 @@ class RealEpisodes:
         """At least so many steps of the random agent, those that are there included: in parts, each of which may begin
         at the cheapest graphs of those before."""
         policy, archive = UniformPolicy(self.sizes), self._archive(0)
+
+        def opening(number: int) -> Opening:
+            return Opening(archive.start(self._seed, number))
+
         known = iter(self.rollouts.episodes[:])
         with ExitStack() as stack:
             pool = None
@@ -101,28 +104,32 @@ class RealEpisodes:
                 quota = Quota(math.ceil(part / _PARTS * steps) - collected, None)
                 while quota.open and (episode := next(known, None)) is not None:
                     quota.add(len(episode))
-                start = partial(archive.start, self._seed)
                 if quota.open and workers is not None and pool is None:
                     settings = PPOConfig(threads=self._config.threads)
                     pool = stack.enter_context(open_pool(workers, settings, self._seed, self.sizes, "uniform"))
                 if pool is not None:
-                    for episode in pool.collect(policy_tensors(policy), episodes, quota, self._counted(), start):
+                    tensors = policy_tensors(policy)
+                    for episode in pool.collect(tensors, episodes, quota, self._counted(), opening):
                         self._keep(episode)
                 while quota.open:
-                    quota.add(len(self._collect(policy, start)))
+                    quota.add(len(self._collect(policy, opening)))
                 taken = self.rollouts.episodes[episodes : episodes + quota.taken]
                 collected, episodes = collected + sum(map(len, taken)), episodes + len(taken)
                 for episode in taken:
                     archive.add(episode)
 
-    def collect_until(self, steps: float, before: int, judged: Acting, policy: Acting) -> None:
-        """Episodes until there are so many steps: of those after the first `before`, one in `JUDGED` of `judged`, from
-        the start; the others of `policy`, some of which begin at the cheapest graphs met until then."""
+    def collect_until(self, steps: float, before: int, policy: Acting) -> None:
+        """Episodes until there are so many steps: of those after the first `before`, one in `JUDGED` takes the
+        likeliest actions from the start, and judges the policy; another one takes them from where the others, of which
+        actions are drawn, begin: the start or one of the cheapest graphs met until then."""
         archive = self._archive(len(self.rollouts.episodes))
-        start = partial(archive.start, self._seed)
+
+        def opening(number: int) -> Opening:
+            turn = (number - before) % JUDGED
+            return Opening(archive.start(self._seed, number) if turn else None, turn in (0, JUDGED // 2))
+
         while self.steps < steps:
-            judges = (len(self.rollouts.episodes) - before) % JUDGED == 0
-            archive.add(self._collect(judged, lambda _number: None) if judges else self._collect(policy, start))
+            archive.add(self._collect(policy, opening))
 
     def _archive(self, number: int) -> Archive:
         """The cheapest graphs of so many episodes."""
@@ -145,11 +152,11 @@ class RealEpisodes:
 
         return stepped
 
-    def _collect(self, policy: Acting, start: Callable[[int], Mapping[str, Any] | None]) -> Episode:
+    def _collect(self, policy: Acting, opening: Callable[[int], Opening]) -> Episode:
         """The next one, on disk when it is over."""
         stepped, number = self._counted(), len(self.rollouts.episodes)
         rng = episode_rng(self._seed, number)
-        return self._keep(collect_episode(self.env, policy, rng, lambda: stepped(1), start(number)))
+        return self._keep(collect_episode(self.env, policy, rng, lambda: stepped(1), opening(number)))
 
     def _keep(self, episode: Episode) -> Episode:
         if self._on_episode is not None:

@@ -221,10 +221,9 @@ class _Training:
         part = (counts.iteration + 1) / self.config.iterations
         wanted = self.random_steps + part * (self.total_steps - self.random_steps)
         eyes = Eyes(self.sizes, self.model.vision, self.model.memory)
-        # judged as the agent will act, by what is known as it is; the other episodes find out more
-        judged = SeeingPolicy(self.controller, eyes, self.real.places)
-        policy = SeeingPolicy(self.controller, eyes, self.real.places, self.config.controller.informed_share)
-        self.real.collect_until(wanted, counts.tried_from, judged, policy)
+        # dreams without what is known of places are many; of the few real episodes none is without
+        policy = SeeingPolicy(self.controller, eyes, self.real.places, informed_share=1.0)
+        self.real.collect_until(wanted, counts.tried_from, policy)
         episodes = self.real.rollouts.episodes[counts.tried_from :: JUDGED]
         if episodes:
             counts.mean_return = float(np.mean([episode.total_reward for episode in episodes]))
