@@ -1,9 +1,9 @@
 """What is known of places: what actions saved there when they were tried.
 
 An environment tells of each legal action the keys of its place, from coarse to fine, the first of them that of the rule
-alone (`envs.places`). What an action saves is nearly a matter of its place alone, but of the exact shapes there, which a
-network blurs; so it is looked up, as in neural episodic control (Pritzel et al. 2017), and the network decides what to
-make of it.
+alone (`envs.places`). What an action saves is nearly a matter of its place alone, but of the exact shapes there, which
+a network blurs; so it is looked up, as in neural episodic control (Pritzel et al. 2017), and the network decides what
+to make of it.
 """
 
 from __future__ import annotations
