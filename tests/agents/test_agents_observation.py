@@ -24,7 +24,7 @@ def test_sizes_come_from_the_space_alone(reset):
         num_rules=4,
         num_locations=8,
         nodes_per_location=4,
-        keys_per_location=2,
+        keys_per_location=3,
     )
     assert reset[1].stop_rule == 3
 
