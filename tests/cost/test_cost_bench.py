@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import tvm
 from cost_kernels import add, gather, matmul, quotient, unscheduled
+from made_clock import Clock
 from tvm import te, tirx
 
 from rlflow_tvm.cost import Measurement, bench
@@ -109,22 +110,6 @@ def test_on_a_machine_that_is_always_busy_once_must_do(timed):
     run(timed)  # at last it is quiet: from here on it is worth trying again
     run(timed, 2.0, 2.0)
     assert len(timed.series) == 3 * 3 + 1 + 1 + 2
-
-
-class Clock:
-    """In place of the module `time`: what passes is what is told to pass."""
-
-    def __init__(self) -> None:
-        self.passed = self.had = 0.0  # seconds, and those of a processor
-
-    def perf_counter(self) -> float:
-        return self.passed
-
-    def thread_time(self) -> float:
-        return self.had
-
-    def sleep(self, _secs: float) -> None:
-        pass
 
 
 @pytest.mark.parametrize("op", ["launch", "usual"])

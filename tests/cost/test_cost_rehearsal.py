@@ -10,6 +10,7 @@ import pytest
 import tvm
 from cost_kernels import SCHEDULE, FakeKernel, add, endless, far_read, gather, two_layers
 from fake_workers import workers_by
+from made_clock import Clock
 
 from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, rehearsal
 from rlflow_tvm.cost.rehearsal import Part, Step, call_secs, rehearse, summary
@@ -128,17 +129,8 @@ def test_what_calling_takes_is_not_counted():
     assert all(each > 0 for each in never)
 
 
-class Clock:
-    """In place of the module `time`: what passes is what is told to pass."""
-
-    def __init__(self) -> None:
-        self.passed = self.had = 0.0  # seconds, and those of a processor
-
-    def perf_counter(self) -> float:
-        return self.passed
-
-    def thread_time(self) -> float:
-        return self.had
+class Computing(Clock):
+    """A kernel that takes some time of its own."""
 
     def compute(self, *_arguments: tvm.runtime.Tensor) -> None:
         self.passed += 0.02
@@ -147,7 +139,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    made = Clock()
+    made = Computing()
     monkeypatch.setattr(rehearsal, "time", made)
     return made
 
