@@ -84,7 +84,7 @@ class RecordingDatabase(KernelDatabase):
 
 def store_rows(database: KernelDatabase, rows: list[list[Any]], target_key: str) -> None:
     """Put in what `RecordingDatabase.taken` gave, at the speed that our times are reckoned to, as far as it is for
-    `target_key` and not known, or not confirmed here but there.
+    `target_key` and better than what is known here: seconds than an error, confirmed ones than others.
     """
     share = 1.0
     for row in rows:
@@ -100,7 +100,7 @@ def store_rows(database: KernelDatabase, rows: list[list[Any]], target_key: str)
             assert secs is not None, "a reference that failed is not stored"
             assert ours.run_secs is not None, "a reference that failed is not stored"
             share = rescaled(ours.run_secs, secs)
-        elif ours is None or (ours.single and measurement.confirmed):
+        elif ours is None or (measurement.ok, measurement.confirmed) > (ours.ok, ours.confirmed):
             if secs is not None and key not in (REFERENCE_KEY, LAUNCH_KEY):
                 measurement = dataclasses.replace(measurement, run_secs=share * secs)
             database.put(key, theirs, version, measurement, tvm_version)

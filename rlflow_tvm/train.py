@@ -82,11 +82,12 @@ def main(
 
     Neither --workers nor --ray changes what is trained, given the same kernel times.
     """
-    cli.check_writable(json, inputs=[start, *map(Path, models or ())])
+    from rlflow_tvm.frontend import split_shapes
+
+    cli.check_writable(json, inputs=[start, *(Path(split_shapes(model)[0]) for model in models or ())])
     tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
     from rlflow_tvm.agents import agent_kind
     from rlflow_tvm.errors import UsageError
-    from rlflow_tvm.frontend import split_shapes
     from rlflow_tvm.training import train_on_models
 
     # where one is not given, what is trained knows its own

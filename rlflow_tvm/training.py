@@ -280,7 +280,7 @@ def train_on_models(
 
         ours = target_key(target, None if remote is None else remote.key)
 
-        taken = 0
+        taken = booked = 0
 
         def on_step(done: int) -> None:
             nonlocal taken
@@ -296,8 +296,9 @@ def train_on_models(
             best = episode.summary
             store_rows(prices.database, best.get("rows", []), ours)
             whole_runs().add(best["model"], episode)
-            steps_before = taken - len(episode)
-            plans().offer(best["model"], Plan.of(best["plan"]), best["run_secs"], steps_before + best["step"])
+            nonlocal booked
+            booked = max(booked, taken - len(episode) + best["step"])  # several workers' episodes overlap
+            plans().offer(best["model"], Plan.of(best["plan"]), best["run_secs"], booked)
 
         told = description(models, shapes, target, remote, kind.environment, horizon, reward, predict, problems)
         stack.enter_context(_alone_in(out))

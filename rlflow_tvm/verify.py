@@ -138,10 +138,14 @@ class Comparison:
         """`error`, if it is within `TOLERANCE`; else RewriteError, naming the first rule after which it is not."""
         error = self.error(state)
         if error > TOLERANCE:
-            culprit, number = self._first_wrong(state.actions)
+            try:
+                culprit, number = self._first_wrong(state.actions)
+                where = f", first after {culprit} (action {number})"
+            except KeyboardInterrupt:  # that they differ is known: nobody is to use the plan
+                where = ""
             raise RewriteError(
-                f"the rewritten module's outputs differ by {error:.1e} of their range, first after {culprit} "
-                f"(action {number}): this is a bug, please report it with the model and the plan"
+                f"the rewritten module's outputs differ by {error:.1e} of their range{where}: this is a bug, please "
+                "report it with the model and the plan"
             )
         return error
 

@@ -132,6 +132,8 @@ def started(run: Run, search: str, folder: Path) -> dict[str, Any]:
     path = folder / "start.json"
     made = {"predict": run.predict, "prices": prices(run.target)}
     row = json.loads(path.read_text()) if path.exists() else {}
+    if row.get("made") != made and (folder / "agent.safetensors").exists():
+        raise UsageError(f"{folder}: a training began there after a search made by {row.get('made')}, this is {made}")
     if row.get("made") != made:
         folder.mkdir(parents=True, exist_ok=True)
         row = {**searched(run, make_search(search, run.seed, Budget(run.steps // 2)))[1], "made": made}

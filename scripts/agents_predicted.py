@@ -59,10 +59,10 @@ class PredictedTimer(KernelTimer):
         *,
         confirmed: bool = False,
     ) -> list[Measurement]:
-        return [self._seconds(kernel) for kernel in kernels]
+        return [self._seconds(kernel, in_graph=graph is not None) for kernel in kernels]
 
-    def _seconds(self, kernel: MeasurableKernel) -> Measurement:
-        known, name = self.lookup(kernel, in_graph=True), known_as(kernel)
+    def _seconds(self, kernel: MeasurableKernel, in_graph: bool) -> Measurement:
+        known, name = self.lookup(kernel, in_graph=in_graph), known_as(kernel)
         if known is not None:
             return dataclasses.replace(known, confirmed=known.ok)
         if name not in self._predicted:

@@ -91,6 +91,9 @@ def test_rows_go_with_the_episode_and_into_another_database_once(tmp_path):
             store_rows(here, [["a", "t", "v", dataclasses.asdict(told), "0.27"]], "t")
             assert here.get("a", "t", "v").run_secs == 3.0  # what is confirmed stays
         assert here.samples("t", "v") == [("a", {"flops": 3.0}, "", 3.0)]
+        here.put("d", "t", "v", Measurement(error="killed", error_kind="crash"))
+        store_rows(here, [["d", "t", "v", dataclasses.asdict(theirs), "0.27"]], "t")
+        assert here.get("d", "t", "v") == theirs  # what failed here gives way to others' seconds
 
 
 def test_rows_are_stored_at_the_speed_that_our_times_are_reckoned_to(tmp_path):

@@ -18,7 +18,7 @@ PACKAGE = Path(rlflow_tvm.__file__).parent
 REPOSITORY = PACKAGE.parent
 NAME = PACKAGE.name
 
-EVERYONES = {"dataflow", "errors", "ir", "rows", "transposed"}
+EVERYONES = {"dataflow", "errors", "ir", "processors", "rows", "transposed"}
 
 ROOMS: dict[str, set[str]] = {
     "frontend": set(),

@@ -46,6 +46,17 @@ def test_variances_stay_positive():
     assert check_state(rewritten(mod, weights, RIGHT), TARGET) <= TOLERANCE
 
 
+def test_that_outputs_differ_is_told_though_the_search_for_the_rule_is_interrupted(monkeypatch):
+    def interrupted(self, _actions):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verify.Comparison, "_first_wrong", interrupted)
+    mod = module({"x": (4, 8)}, {"mean": (8,), "variance": (8,), "w": (8, 8)}, normalised)
+    weights = {"mean": near_one(8), "variance": near_one(8), "w": near_one(8, 8)}
+    with pytest.raises(RewriteError, match=r"differ by .* of their range: this is a bug"):
+        check_state(rewritten(mod, weights, WRONG), TARGET)
+
+
 def test_kernels_chosen_by_measuring_are_checked_too():
     mod = module({"x": (4, 8)}, {}, lambda emit, x: rx.tanh(x))
     state = rewritten(mod, {}, RIGHT)

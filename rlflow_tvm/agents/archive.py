@@ -28,8 +28,8 @@ class Archive:
     kept: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # cheapest first
 
     def add(self, episode: Episode) -> None:
-        """Take in an episode's cheapest graph, where the environment told one."""
-        if all(name in episode.summary for name in _KEPT):
+        """Take in an episode's cheapest graph, where the environment told one that it did not begin with."""
+        if all(name in episode.summary for name in _KEPT) and episode.summary.get("step") != 0:
             self.take(episode.summary)
 
     def take(self, summary: Mapping[str, Any]) -> None:
@@ -42,13 +42,6 @@ class Archive:
             kept.append(found)
             kept.sort(key=lambda each: each["run_secs"])
             del kept[self.size :]
-
-    def improves(self, episode: Episode) -> bool:
-        """Whether an episode's cheapest graph is cheaper than all that are kept of its model."""
-        if not all(name in episode.summary for name in _KEPT):
-            return False
-        kept = self.kept.get(episode.summary["model"], [])
-        return not kept or episode.summary["run_secs"] < kept[0]["run_secs"]
 
     def start(self, seed: int, number: int) -> Mapping[str, Any] | None:
         """Where episode `number` begins: `reset`'s option "start"; None for the beginning."""

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from rlflow_tvm.errors import AgentError
 
 FORMAT = "rlflow_tvm.agent"
-VERSION = 6  # raised when an older file could no longer be read right
+VERSION = 7  # raised when an older file could no longer be read right
 FILE_NAME = "agent.safetensors"
 
 

@@ -8,38 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 from rlflow_tvm.agents.graph_policy import Acting
+from rlflow_tvm.agents.opening import PLAIN, Opening
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.savings import savings
 from rlflow_tvm.errors import AgentError
-
-_PATIENCE = 10
-"""Steps without a cheaper graph, after which an environment is asked to end an episode of likeliest actions."""
-
-
-@dataclass(frozen=True)
-class Opening:
-    """How an episode begins, as JSON takes it.
-
-    `start`: reset's option of that name, a graph to begin at. `likeliest`: whether the policy takes its likeliest
-    actions by what is known of places, in place of drawing them: what a training has found out is put together and
-    gone on from.
-    """
-
-    start: Mapping[str, Any] | None = None
-    likeliest: bool = False
-
-    @property
-    def options(self) -> dict[str, Any] | None:
-        """Of the reset."""
-        options = {} if self.start is None else {"start": self.start}
-        return {**options, "patience": _PATIENCE} if self.likeliest else options or None
 
 
 class Quota:
@@ -95,7 +73,7 @@ def collect_episode(
     policy: Acting,
     rng: np.random.Generator,
     on_step: Callable[[], None] = lambda: None,
-    opening: Opening = Opening(),
+    opening: Opening = PLAIN,
 ) -> Episode:
     """One episode under the policy, from a reset with a seed of `rng`'s to its end; `on_step` follows each step.
 
@@ -104,7 +82,7 @@ def collect_episode(
     episode = Episode(remembered=opening.start is not None, likeliest=opening.likeliest)
     observation, info = env.reset(seed=int(rng.integers(2**31)), options=opening.options)
     _note_time(episode, info)
-    policy.begin_episode(rng, opening.likeliest)
+    policy.begin_episode(rng, opening)
     kept = policy.compact(observation)
     while not (episode.terminated or episode.truncated):
         if kept.num_sites == 0:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from rlflow_tvm.agents.heads import PolicyOutput
+from rlflow_tvm.agents.opening import PLAIN, Opening
 from rlflow_tvm.agents.places import Outlook, Places
 
 Told = Callable[[np.ndarray], np.ndarray]
@@ -39,7 +40,7 @@ BatchT = TypeVar("BatchT", bound=Batch)
 class Acting(Protocol):
     """What collecting an episode takes of a policy."""
 
-    def begin_episode(self, rng: np.random.Generator, likeliest: bool = False) -> None: ...
+    def begin_episode(self, rng: np.random.Generator, opening: Opening = PLAIN) -> None: ...
     def tried(self, observation: Any, site: int, saved: float) -> None: ...
     def compact(self, observation: Mapping[str, Any]) -> Any: ...
     def choose(self, observation: Any, rng: np.random.Generator | None) -> tuple[int, float, float]: ...
@@ -118,13 +119,13 @@ class GraphPolicy(nn.Module, Generic[KeptT, BatchT], ABC):
         self.value_mean.fill_(mean)
         self.value_deviation.fill_(deviation)
 
-    def begin_episode(self, rng: np.random.Generator, likeliest: bool = False) -> None:
-        """A new episode of a training, of which `rng` are the random numbers; one of `likeliest` actions looks at what
-        is known as it is, if any does."""
+    def begin_episode(self, rng: np.random.Generator, opening: Opening = PLAIN) -> None:
+        """A new episode of a training, of which `rng` are the random numbers; one of likeliest actions looks at what is
+        known as it is, if any does."""
         if self.places is not None and self.informed_share is not None:
             self._outlook = (
-                Outlook(self.places, self.informed_share > 0.0, by_rule=True)
-                if likeliest
+                Outlook(self.places, self.informed_share > 0.0, by_rule=opening.gathers)
+                if opening.likeliest
                 else Outlook.of(self.places, self.informed_share, rng)
             )
 

@@ -10,10 +10,11 @@ from typing import Any, Protocol
 
 import torch
 
-from rlflow_tvm.agents.collect import Opening, Quota
+from rlflow_tvm.agents.collect import Quota
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.designs import DESIGNS, Design
 from rlflow_tvm.agents.messages import pack, unpack, unpack_episode
+from rlflow_tvm.agents.opening import PLAIN, Opening
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.errors import AgentError
 
@@ -110,7 +111,7 @@ class Pool:
         first: int,
         quota: Quota,
         on_arrival: Callable[[int], None],
-        opening: Callable[[int], Opening] = lambda _number: Opening(),
+        opening: Callable[[int], Opening] = lambda _number: PLAIN,
     ) -> Iterator[Episode]:
         """An update's episodes under the policy of `tensors`, in the order of their numbers, from `first` on.
 

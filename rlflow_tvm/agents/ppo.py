@@ -65,7 +65,7 @@ class PPO:
         """
         config, told = self.config, episodes
         episodes = [episode for episode in told if not episode.likeliest]
-        if not all(np.isfinite(episode.rewards).all() for episode in episodes):
+        if not all(np.isfinite(episode.rewards).all() for episode in told):
             raise AgentError("PPO: a reward is not finite; mend the environment, then resume from the last checkpoint")
         if config.scale_rewards:
             for episode in episodes:

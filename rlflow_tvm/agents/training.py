@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ import torch
 from rlflow_tvm.agents import checkpoint, progress
 from rlflow_tvm.agents.act import check_sizes
 from rlflow_tvm.agents.archive import Archive
-from rlflow_tvm.agents.collect import Opening, Quota, collect_episode, episode_rng
+from rlflow_tvm.agents.collect import Quota, collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.designs import DESIGNS, Design
 from rlflow_tvm.agents.graph_policy import Acting
+from rlflow_tvm.agents.opening import Opening
 from rlflow_tvm.agents.pool import Workers, open_pool
 from rlflow_tvm.agents.ppo import PPO, policy_tensors
 from rlflow_tvm.agents.progress import ProgressLog
@@ -47,7 +48,7 @@ class TrainingResult:
     env_steps: int
     episodes: int
     updates: int
-    mean_return: float | None  # of the last update's episodes that began at the start, actions drawn
+    mean_return: float | None  # of the last update's episodes from the start, drawn, or that judge a world model's
     mean_length: float | None  # of all episodes of the last update
     best_return: float | None
     best_run_secs: float | None
@@ -65,6 +66,7 @@ class _Counts:
     mean_length: float | None = None
     longest: int | None = None  # steps of the longest episode
     likeliest_every: int = 0  # as the setting, or as long as such episodes find nothing up to _SELDOM times that
+    cheapest: dict[str, float] = field(default_factory=dict)  # model -> seconds, by what episodes told of themselves
     best_return: float | None = None
     best_run_secs: float | None = None
     wall_secs: float = 0.0
@@ -85,6 +87,19 @@ class _Counts:
         self.longest = max([*map(len, episodes), self.longest or 0])
         self.best_return = max([*returns, *([] if self.best_return is None else [self.best_return])], default=None)
         self.best_run_secs = min((secs for secs in times if secs is not None), default=None)
+
+    def space(self, episodes: list[Episode], every: int) -> None:
+        """Say how often likeliest actions are taken from now on: as the setting has it, `every`, if an episode of such
+        ones has found a graph cheaper than those of all updates before, else half as often, if there was one."""
+        before, found = dict(self.cheapest), list[bool]()
+        for episode in episodes:
+            secs, model = episode.summary.get("run_secs", math.inf), episode.summary.get("model", "")
+            if secs < self.cheapest.get(model, math.inf):  # never infinite: JSON has no word for that
+                self.cheapest[model] = secs
+            if episode.likeliest:
+                found.append(secs < before.get(model, math.inf))
+        if found:
+            self.likeliest_every = every if any(found) else min(2 * self.likeliest_every, _SELDOM * every)
 
 
 def train(
@@ -107,12 +122,11 @@ def train(
 
     A rollout is whole episodes, and a training ends between updates: it overshoots by up to one rollout. One episode in
     `config.likeliest_every` takes the policy's likeliest actions, which PPO does not learn from; where these find
-    nothing better they become more seldom. Each episode
-    is determined by `seed`, its number and the policy's parameters, and begins with `env.reset(seed=...)`. So a
-    training that was interrupted and resumed, or whose episodes were collected by any number of workers, is bit for
-    bit the same as one that was never interrupted in one process; only state that environments carry across `reset`
-    would differ. torch's threads and random state are those of `config` and `seed` inside, and the caller's again
-    afterwards.
+    nothing better they become more seldom. Each episode is determined by `seed`, its number, the policy and what was
+    found before its update, and begins with `env.reset(seed=...)`. So a training that was interrupted and resumed, or
+    whose episodes were collected by any number of workers, is bit for bit the same as one that was never interrupted in
+    one process; only state that environments carry across `reset` would differ. torch's threads and random state are
+    those of `config` and `seed` inside, and the caller's again afterwards.
 
     Args:
         env: a rewriting environment; it is not closed. With `workers` only its observation space is looked at.
@@ -173,7 +187,8 @@ def train(
 
             def opening(number: int) -> Opening:
                 every = counts.likeliest_every
-                return Opening(archive.start(seed, number), bool(every) and number % every == every - 1)
+                gathers = bool(every) and number % every == every - 1
+                return Opening(archive.start(seed, number), likeliest=gathers, gathers=gathers)
 
             pool = None
             if workers is not None and counts.env_steps < total_steps:
@@ -194,10 +209,7 @@ def train(
                     on_work("learning")
                 losses = learner.update(episodes)
                 counts.add(episodes)
-                tried = [archive.improves(episode) for episode in episodes if episode.likeliest]
-                if tried:
-                    longer = min(2 * counts.likeliest_every, _SELDOM * config.likeliest_every)
-                    counts.likeliest_every = config.likeliest_every if any(tried) else longer
+                counts.space(episodes, config.likeliest_every)
                 for episode in episodes:  # not before: all of an update's episodes choose from the same graphs
                     archive.add(episode)
                 counts.wall_secs = time.monotonic() - started
@@ -206,7 +218,8 @@ def train(
                     _save(path, policy, learner, archive, identity, counts)
                     saved_at = time.monotonic()
     told = dataclasses.asdict(counts)
-    del told["longest"], told["likeliest_every"]
+    for name in ("longest", "likeliest_every", "cheapest"):
+        del told[name]
     return TrainingResult(checkpoint=path, **told)
 
 
@@ -262,6 +275,7 @@ def _is_empty(path: Path) -> bool:
 
 def _line(counts: _Counts) -> dict[str, Any]:
     values = dataclasses.asdict(counts)
+    del values["cheapest"]
     return {"update": values.pop("updates"), **values}
 
 

@@ -22,9 +22,10 @@ from typing import Any
 import gymnasium
 import torch
 
-from rlflow_tvm.agents.collect import Opening, collect_episode, episode_rng
+from rlflow_tvm.agents.collect import collect_episode, episode_rng
 from rlflow_tvm.agents.designs import DESIGNS
 from rlflow_tvm.agents.messages import pack, pack_episode, unpack
+from rlflow_tvm.agents.opening import Opening
 from rlflow_tvm.agents.ppo import load_policy_tensors
 from rlflow_tvm.errors import AgentError, RlflowError
 

@@ -13,7 +13,7 @@ from tvm import tirx
 from tvm.target import Target
 
 from rlflow_tvm.cost.caches import Caches
-from rlflow_tvm.cost.launch import idle_secs, measure_launch
+from rlflow_tvm.cost.launch import idle_secs, launch_timer
 from rlflow_tvm.cost.measurement import DISTURBED
 from rlflow_tvm.cost.metrics import kernel_buffers
 from rlflow_tvm.cost.operands import divisors, plain_array, plain_ones
@@ -115,7 +115,8 @@ class Bench:
 
     def launch(self) -> dict[str, Any]:
         """Seconds of one launch, as a `Measurement` has them."""
-        return self._once(lambda: _launch_samples(self.target, self._place))
+        timed = launch_timer(self.target, self._place)
+        return self._once(lambda: _launch_samples(timed))
 
     def _once(self, samples: Callable[[], list[float]]) -> dict[str, Any]:
         """What stands for good: of the first try in which neither the machine was slow nor this thread had to wait for
@@ -218,12 +219,12 @@ def queued_secs(
     return [max(secs - idle, _LEAST_SHARE * secs) for secs in samples(number, repeats)]
 
 
-def _launch_samples(target: Target, place: Place) -> list[float]:
+def _launch_samples(timed: Callable[[], list[float]]) -> list[float]:
     """Seconds of one launch: differences of times, which noise can make negative. Then once more, and in the end
     without those."""
     samples: list[float] = []
     for _ in range(_LAUNCH_TRIES):
-        samples += measure_launch(target, place)
+        samples += timed()
         if np.median(samples) > 0:
             return samples
     return [secs for secs in samples if secs > 0] or samples

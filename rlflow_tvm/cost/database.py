@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlflow_tvm.cost.measurement import DISTURBED, Measurement
-from rlflow_tvm.cost.schema import LAUNCH_KEY, MIGRATIONS, REFERENCE_KEY, SCHEMA_VERSION, TAKE_PLACE
+from rlflow_tvm.cost.schema import LAUNCH_KEY, MIGRATIONS, ONCE_VERSION, REFERENCE_KEY, SCHEMA_VERSION, TAKE_PLACE
 from rlflow_tvm.errors import CostError
 
 _BUSY_SECS = 60.0
@@ -191,8 +191,8 @@ class KernelDatabase:
         with self._guarded():
             return self._connection.execute(
                 "DELETE FROM measurement WHERE slowdown > ?1 OR (run_secs IS NOT NULL AND kernel <> ?2 AND target IN"
-                " (SELECT target FROM measurement WHERE kernel = ?3 AND slowdown > ?1))",
-                (DISTURBED, LAUNCH_KEY, REFERENCE_KEY),
+                " (SELECT target FROM measurement WHERE kernel = ?3 AND version = ?4 AND slowdown > ?1))",
+                (DISTURBED, LAUNCH_KEY, REFERENCE_KEY, ONCE_VERSION),
             ).rowcount
 
     def forget_errors(self) -> int:

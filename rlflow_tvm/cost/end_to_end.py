@@ -14,7 +14,7 @@ import numpy as np
 import tvm
 
 from rlflow_tvm.cost.candidate import Candidate, export_library
-from rlflow_tvm.cost.machine import cores, usable_cores
+from rlflow_tvm.cost.machine import cores
 from rlflow_tvm.cost.metrics import static_shape
 from rlflow_tvm.cost.operands import plain_array
 from rlflow_tvm.cost.runner import read_arrays, write_arrays
@@ -22,6 +22,7 @@ from rlflow_tvm.cost.worker_process import WorkerCrashError, WorkerProcess, Work
 from rlflow_tvm.errors import CostError
 from rlflow_tvm.ir import num_inputs
 from rlflow_tvm.kernels import BY_SHAPE, Choices, pipeline
+from rlflow_tvm.processors import usable_processors
 
 _RUNNER = "rlflow_tvm.cost.runner"
 _BURST_SECS = 0.3
@@ -126,7 +127,7 @@ class Runners:
     """
 
     def __init__(self, threads: int | None = None, timeout_secs: float = 120.0) -> None:
-        self._threads = threads or usable_cores()
+        self._threads = threads or usable_processors()
         self._timeout_secs = timeout_secs
         self._runners: dict[str, _Runner] = {}
         self._compiled = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # its helpers may write to the last

@@ -82,7 +82,8 @@ class KnownTimes:
                 self.revision += 1
 
     def learn(self, name: str, version: str, measurement: Measurement, *, keep: bool = True) -> bool:
-        """A measurement that was made now: the first, or the second, which stands from then on if it did not fail.
+        """A measurement that was made now: the first, or the second, which stands from then on if it did not fail; the
+        first, where the second was disturbed and that was not.
 
         `keep`: for other processes too; where one of them has stored a better one meanwhile, that one counts. Says
         whether it was the first.
@@ -91,7 +92,8 @@ class KnownTimes:
         if before is None:
             self._known[name, version] = self.store(name, version, measurement) if keep else measurement
         elif before.single and measurement.ok:
-            self._known[name, version] = self.store(name, version, replace(measurement, confirmed=True))
+            better = before if measurement.disturbed and not before.disturbed else measurement
+            self._known[name, version] = self.store(name, version, replace(better, confirmed=True))
             self.revision += 1
         return before is None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import tvm
 from tvm import relax, s_tir, te
@@ -15,8 +17,8 @@ _CALLS = 10
 _REPEATS = 15
 
 
-def measure_launch(target: tvm.target.Target, place: Place) -> list[float]:
-    """Seconds of one launch, one sample per repetition.
+def launch_timer(target: tvm.target.Target, place: Place) -> Callable[[], list[float]]:
+    """Builds what gives, when called, seconds of one launch, one sample per repetition.
 
     Chains of `_SHORT` and `_LONG` kernels of 16 additions each run in the VM in turn; the difference of their times
     over that of their lengths is a launch with the allocation of its output, free of the VM's fixed cost. On a GPU the
@@ -25,14 +27,15 @@ def measure_launch(target: tvm.target.Target, place: Place) -> list[float]:
     device = place.device
     chains = {length: relax.VirtualMachine(place.load(_chain(length, target)), device) for length in (_SHORT, _LONG)}
     start = tvm.runtime.tensor(np.zeros(16, "float32"), device)
-    samples = []
-    for _ in range(_REPEATS):
+
+    def sample() -> float:
         secs = {
             length: vm.time_evaluator("main", device, number=_CALLS, repeat=1)(start).mean
             for length, vm in chains.items()
         }
-        samples.append((secs[_LONG] - secs[_SHORT]) / (_LONG - _SHORT))
-    return samples
+        return (secs[_LONG] - secs[_SHORT]) / (_LONG - _SHORT)
+
+    return lambda: [sample() for _ in range(_REPEATS)]
 
 
 def idle_secs(target: tvm.target.Target, place: Place, number: int) -> float:

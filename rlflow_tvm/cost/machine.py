@@ -13,7 +13,8 @@ import tvm
 from tvm.target import Target
 
 from rlflow_tvm.errors import CostError
-from rlflow_tvm.kernels.target import STATIC_SHARED_BYTES, usable_processors
+from rlflow_tvm.kernels.target import STATIC_SHARED_BYTES
+from rlflow_tvm.processors import usable_processors
 
 _CPUINFO = Path("/proc/cpuinfo")
 # Intel and AMD say "model name"; ARM kernels give numbers only, which name the core all the same.
@@ -24,11 +25,13 @@ _CODE = (
     *("max_threads_per_block", "mfloat-abi", "thread_warp_size", "vector-width"),
 )
 """Attributes that few targets set, on which code depends too."""
-_USUAL = {"max_num_threads": 1024, "max_shared_memory_per_block": STATIC_SHARED_BYTES, "thread_warp_size": 32}
-"""What every target of a GPU has of them."""
-
-usable_cores = usable_processors
-"""Processors that this process may keep busy."""
+_USUAL = {
+    "max_num_threads": 1024,
+    "max_shared_memory_per_block": STATIC_SHARED_BYTES,
+    "max_threads_per_block": 1024,
+    "thread_warp_size": 32,
+}
+"""What targets of GPUs have of them."""
 
 
 def target_key(target: Target, rpc_key: str | None = None) -> str:
@@ -59,7 +62,7 @@ def target_key(target: Target, rpc_key: str | None = None) -> str:
 
 def _some_cores(target: Target) -> str:
     """How many cores a target that does not say it has here, if not all; a GPU's kernels do not ask for them."""
-    return "" if target.kind.name != "llvm" or usable_cores() == os.cpu_count() else str(usable_cores())
+    return "" if target.kind.name != "llvm" or usable_processors() == os.cpu_count() else str(usable_processors())
 
 
 def device_of(target: Target) -> tvm.runtime.Device:
@@ -129,4 +132,4 @@ def cpu_model() -> str:
 def cores(target: Target) -> int:
     """Threads a kernel or model may use: the target's `num-cores`, else the processors usable here."""
     wanted = target.attrs.get("num-cores")
-    return int(wanted) if wanted else usable_cores()
+    return int(wanted) if wanted else usable_processors()

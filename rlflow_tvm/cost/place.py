@@ -40,6 +40,9 @@ class LinkError(CostError):
     """What was built for another machine cannot be linked on this one."""
 
 
+_COMMAND = "Command line:"  # behind what the compiler said, in TVM's errors
+
+
 def linked(executable: tvm.runtime.Executable, **options: Any) -> bytes:
     """What `tvm.compile` made as a shared library, linked with the compiler that TVM finds, or CXX names; `options` as
     `export_library` has them. LinkError where that fails."""
@@ -52,7 +55,8 @@ def linked(executable: tvm.runtime.Executable, **options: Any) -> bytes:
             executable.export_library(str(path), **options)
             return path.read_bytes()
     except (RuntimeError, OSError) as error:
-        last = str(error).strip().splitlines()[-1]
+        told = [line for line in str(error).splitlines() if line.strip() and not line.startswith(_COMMAND)]
+        last = told[-1].strip() if told else type(error).__name__
         raise LinkError(
             f"kernels cannot be linked for servers ({last}): check the disk and the C++ compiler {compiler}, or name "
             "another in CXX"

@@ -21,7 +21,6 @@ import tvm
 from tvm.s_tir import meta_schedule as ms
 
 from rlflow_tvm.cost.database import KernelDatabase, TunedRow
-from rlflow_tvm.cost.machine import usable_cores
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.timer import KernelTimer
 from rlflow_tvm.cost.tuned import pays
@@ -29,6 +28,7 @@ from rlflow_tvm.cost.tuning_measure import Candidates
 from rlflow_tvm.errors import CostError
 from rlflow_tvm.kernels import Kernel
 from rlflow_tvm.kernels.tuned import apply_trace, tunable, workload
+from rlflow_tvm.processors import usable_processors
 
 log = logging.getLogger("rlflow_tvm")
 
@@ -137,7 +137,7 @@ def _tune(
             task_name=kernel.key,
             # another start after each earlier run, or the same first candidates would be tried again
             rand_state=1 + (seed * 1_000_003 + tried) % (2**30),
-            num_threads=usable_cores(),
+            num_threads=usable_processors(),
             logger=logging.getLogger(_LOGGER),
         )
         if tried < trials:
@@ -150,7 +150,7 @@ def _tune(
                 builder=candidates.builder,
                 runner=candidates.runner,
                 database=records,
-                cost_model=ms.cost_model.XGBModel(num_tuning_cores=usable_cores(), num_warmup_samples=_BATCH),
+                cost_model=ms.cost_model.XGBModel(num_tuning_cores=usable_processors(), num_warmup_samples=_BATCH),
                 measure_callbacks=[ms.measure_callback.AddToDatabase(), ms.measure_callback.UpdateCostModel()],
                 task_scheduler="round-robin",
             )

@@ -227,7 +227,7 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         state = self.problem.replay(plan)
         if state.graph.is_empty:
             raise EnvError("the plan leaves nothing to compute, and so to build and to price: search again")
-        cost = self.problem.cost(state, confirmed=True)  # what an episode saves is reckoned from here
+        cost = self.problem.surest_cost(state)  # what an episode saves is reckoned from here
         if not math.isfinite(cost.run_secs):
             raise EnvError(f"the plan's graph cannot be priced: kernel {cost.failed[0]} fails; search again")
         self._begin()

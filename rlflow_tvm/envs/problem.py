@@ -36,7 +36,7 @@ class RewriteProblem:
         if self.start.graph.is_empty:
             raise EnvError("the module computes nothing from its inputs: there is nothing to rewrite")
         self._reach = cost_model.reach(self.start.graph)
-        cost = self.cost(self.start, confirmed=True)
+        cost = self.surest_cost(self.start)
         if not math.isfinite(cost.run_secs):
             raise EnvError(f"the module cannot be priced as it is: kernel {cost.failed[0]} fails; report it as a bug")
         self.start_secs = cost.run_secs
@@ -51,6 +51,18 @@ class RewriteProblem:
         With `confirmed` no kernel's time is predicted, whatever the cost model's policy, or of one measurement.
         """
         return self.cost_model.cost(state.graph, reach=self._reach, confirmed=confirmed)
+
+    def surest_cost(self, state: GraphState) -> GraphCost:
+        """As `cost`, confirmed, but of one measurement where a kernel fails only when it is measured again: that may be
+        chance, and a graph to begin with need not be the cheapest of many."""
+        cost = self.cost(state, confirmed=True)
+        if math.isfinite(cost.run_secs):
+            return cost
+        once = self.cost(state)
+        if math.isfinite(once.run_secs):
+            log.warning("a graph is priced by first measurements, as kernel %s", cost.failed[0])
+            return once
+        return cost
 
     def replay(self, plan: Plan) -> GraphState:
         """The state at a plan's end, remembered for the last few plans; errors as `GraphState.replay`'s."""
@@ -88,8 +100,9 @@ class RewriteProblem:
             return None
         cost = self.cost(following, confirmed=confirmed)
         if not math.isfinite(cost.run_secs):
-            self._refuse(key, f"kernel {cost.failed[0]}")
-            return None
+            if not confirmed or not math.isfinite(self.cost(following).run_secs):
+                self._refuse(key, f"kernel {cost.failed[0]}")
+            return None  # not refused for good where a kernel failed only when it was measured again
         return following, cost
 
     def _refuse(self, key: tuple[int, str], reason: str) -> None:

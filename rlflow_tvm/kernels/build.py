@@ -15,10 +15,10 @@ from tvm.target import Target
 
 from rlflow_tvm.dataflow import all_bindings, variables_of
 from rlflow_tvm.ir import CALL_IN_PLACE, num_inputs
+from rlflow_tvm.processors import usable_processors
 
 from .llvm.codegen import TIR_PIPELINE
 from .schedule import SCHEDULED_ATTR
-from .target import usable_processors
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 _CALL_IN_PLACE = tvm.ir.Op.get(CALL_IN_PLACE)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import os
-from pathlib import Path
-
 import tvm
 from tvm.target import Target
 from tvm.target.codegen import llvm_cpu_has_features, llvm_get_cpu_archlist, llvm_get_system_cpu
 
 from rlflow_tvm.errors import UsageError
+from rlflow_tvm.processors import usable_processors
 
 KINDS = ("llvm", "cuda")
 """The kinds of targets that there are schedule rules for."""
@@ -19,7 +16,6 @@ STATIC_SHARED_BYTES = 48 * 1024
 """What every CUDA device gives a thread block without being asked for more."""
 
 _FLOAT_BITS = 32
-_CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def default_target() -> Target:
@@ -115,23 +111,3 @@ def num_cores(target: Target) -> int:
     """Threads that a kernel may use: the target's `num-cores`, else the logical processors usable here."""
     cores = target.attrs.get("num-cores")
     return int(cores) if cores else usable_processors()
-
-
-def usable_processors() -> int:
-    """Logical processors that this process may keep busy: of those it may run on (taskset, a container's set), as many
-    as its container has time for, if that is bounded (docker's --cpus)."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return math.ceil(min(float(allowed), _quota()))
-
-
-def _quota() -> float:
-    """Seconds of processor time that all of a container's processes together have in a second, by control groups of
-    version 2 or else 1; infinite where there is no bound, or none that can be read."""
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        try:
-            quota, period = map(float, " ".join((_CONTROL_GROUP / name).read_text() for name in names).split())
-        except (OSError, ValueError):  # there is none, or it is "max"
-            continue
-        if quota > 0.0 and period > 0.0:
-            return quota / period
-    return math.inf

@@ -46,6 +46,7 @@ class Incumbent:
     def __init__(self, problem: RewriteProblem, budget: Budget, progress: Progress | None) -> None:
         self.problem, self.budget, self._progress = problem, budget, progress
         self.state, self.run_secs = problem.start, problem.start_secs
+        self._unpriced: set[int] = set()  # structural hashes of graphs of which a kernel failed when measured again
         self._moves_before, self._measured_before = problem.moves, problem.cost_model.measured
         self._predicted_before = problem.cost_model.predicted
         self._measuring_before = problem.cost_model.measuring_secs
@@ -66,8 +67,12 @@ class Incumbent:
 
     def offer(self, state: GraphState, run_secs: float) -> bool:
         """Take `state` if it costs less than the best so far, by times that are confirmed; says whether it did."""
-        if run_secs < self.run_secs:
+        if run_secs < self.run_secs and state.structural_hash not in self._unpriced:
             run_secs = self.problem.cost(state, confirmed=True).run_secs
+            if not math.isfinite(run_secs):  # it would be measured in vain at each offer
+                self._unpriced.add(state.structural_hash)
+        elif run_secs < self.run_secs:
+            run_secs = math.inf
         better = run_secs < self.run_secs
         if better:
             self.state, self.run_secs = state, run_secs

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from papers.page import Page
-from rlflow_tvm.cost.machine import cpu_model, usable_cores
+from rlflow_tvm.cost.machine import cpu_model
+from rlflow_tvm.processors import usable_processors
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
@@ -26,7 +27,9 @@ Record = Mapping[str, Any]
 def machine() -> dict[str, str]:
     """What ran a step: processor and cores, versions, and the state of this repository."""
     threads = os.environ.get("TVM_NUM_THREADS")
-    told = f"{usable_cores()} cores" if threads is None else f"{usable_cores()} cores, TVM_NUM_THREADS={threads}"
+    told = (
+        f"{usable_processors()} cores" if threads is None else f"{usable_processors()} cores, TVM_NUM_THREADS={threads}"
+    )
     return {"machine": f"{cpu_model()}, {told}, {platform.system()}", "versions": versions(), "commit": commit()}
 
 

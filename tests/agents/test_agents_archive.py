@@ -8,9 +8,10 @@ import pytest
 from training_checks import assert_same_training
 
 from rlflow_tvm.agents.archive import Archive
-from rlflow_tvm.agents.collect import Opening, collect_episode, episode_rng
+from rlflow_tvm.agents.collect import collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import ObservationSizes
+from rlflow_tvm.agents.opening import Opening
 from rlflow_tvm.agents.policy import UniformPolicy
 from rlflow_tvm.agents.progress import read_progress
 from rlflow_tvm.agents.rollout import Episode
@@ -33,6 +34,9 @@ def test_the_cheapest_of_each_model_are_kept_once_each():
     archive.add(told("two", float("inf"), "g"))  # a graph whose kernels fail
     assert [each["plan"] for each in archive.kept["one"]] == ["e", "b"]
     assert archive.kept["two"] == [{"model": "two", "run_secs": 9.0, "plan": "f"}]
+    archive.add(Episode(summary={"model": "two", "run_secs": 8.0, "plan": "h", "step": 0}))  # its own beginning
+    archive.add(Episode(summary={"model": "two", "run_secs": 8.5, "plan": "i", "step": 1}))
+    assert [each["plan"] for each in archive.kept["two"]] == ["i", "f"]
 
 
 def test_a_share_of_the_episodes_begins_there_the_same_ones_each_time():

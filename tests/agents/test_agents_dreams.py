@@ -12,6 +12,7 @@ from training_checks import SMALL, known_of
 
 from rlflow_tvm.agents.collect import collect_episode, episode_rng
 from rlflow_tvm.agents.observation import ObservationSizes, legal_sites
+from rlflow_tvm.agents.opening import Opening
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.policy import UniformPolicy
 from rlflow_tvm.agents.prior import features
@@ -342,3 +343,23 @@ def test_the_controller_knows_what_its_episode_has_saved_and_m_only_what_was_kno
     policy.begin()
     policy.choose(episode.observations[0], None)
     assert np.array_equal(told[-1], places.known(episode.observations[0].site_places))
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+def test_in_episodes_of_likeliest_actions_the_controller_is_told_what_is_known_as_it_is(env, model, gathers):
+    places, told = known_of(random_episodes(env, 6)), []
+
+    class Controlling(Controller):
+        def choose(self, observation, rng):
+            told.append((observation.site_known, rng))
+            return super().choose(observation, rng)
+
+    controller = Controlling(model.sizes, 8 + 16, 8)
+    policy = SeeingPolicy(controller, Eyes(model.sizes, model.vision, model.memory), places, 1.0)
+    opening = Opening(likeliest=True, gathers=gathers)
+    episode = collect_episode(env, policy, episode_rng(0, 0), opening=opening)
+    known, rng = told[0]
+    assert rng is None, "nothing is drawn"
+    first = episode.observations[0].site_places
+    np.testing.assert_array_equal(known, places.known(first, by_rule=gathers))
+    assert not np.array_equal(places.known(first, by_rule=True), places.known(first))

@@ -11,8 +11,8 @@ import torch
 from training_checks import SMALL, assert_same_training, curve, known_of, most_of, state
 
 from rlflow_tvm.agents import load_agent
-from rlflow_tvm.agents.collect import Opening
 from rlflow_tvm.agents.config import PPOConfig
+from rlflow_tvm.agents.opening import Opening
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.policy import UniformPolicy
 from rlflow_tvm.agents.pool import Workers
@@ -237,6 +237,7 @@ def test_episodes_begin_at_graphs_of_the_same_iteration(env, tmp_path, monkeypat
     real.collect_until(100, 0, policy)
     assert set(began[::JUDGED]) == {Opening(None, likeliest=True)}
     assert {number % JUDGED for number, each in enumerate(began) if each.likeliest} == {0, JUDGED // 2}
+    assert {number % JUDGED for number, each in enumerate(began) if each.gathers} == {JUDGED // 2}
     starts = {number: each.start for number, each in enumerate(began) if each.start is not None}
     remembered = {number: start["plan"]["number"] for number, start in starts.items()}
     assert len(remembered) > 2

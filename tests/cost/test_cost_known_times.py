@@ -257,3 +257,14 @@ def test_a_graph_whose_kernels_fail_the_second_time_has_no_confirmed_cost(target
         assert "failed when it was measured again" in second.failed[0]
         assert model.cost(mod) == first
         assert model.cost(mod, confirmed=True).confirmed
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "stands"), [(1.0, 2.0, 1.0), (2.0, 2.0, 7.0), (2.0, 1.0, 7.0), (None, 1.0, 7.0)]
+)
+def test_a_disturbed_second_time_does_not_take_an_undisturbed_ones_place(first, second, stands):
+    times = KnownTimes("t", None)
+    for run_secs, slowdown in ((1.0, first), (7.0, second)):
+        times.learn("a", "v", Measurement(run_secs=run_secs, repeats=5, slowdown=slowdown))
+    known = times._known["a", "v"]
+    assert (known.run_secs, known.confirmed) == (stands, True)

@@ -241,6 +241,23 @@ def test_what_cannot_be_linked_here_names_the_compiler(target, monkeypatch, tmp_
         linked(executable)
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("Compilation error:\nld: no space left on device\n\nCommand line: g++ -shared -o x.so", "no space left"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_what_the_linker_said_is_told(target, monkeypatch, text, told):
+    def fails(self, *_arguments, **_options):
+        raise RuntimeError(text)
+
+    executable = tvm.compile(add(4), target=target)
+    monkeypatch.setattr(type(executable), "export_library", fails)
+    with pytest.raises(LinkError, match=told):
+        linked(executable)
+
+
 def test_what_cannot_be_linked_here_is_no_missing_server(target, monkeypatch):
     """Nobody waits for one, or is told to start one."""
 

@@ -16,7 +16,7 @@ from cost_kernels import SCHEDULE, FakeKernel, add, endless, far_read, gather, m
 
 from rlflow_tvm.cost import KernelDatabase, KernelTimer, Measurement, bench, target_key
 from rlflow_tvm.cost.machine import cores, cpu_model
-from rlflow_tvm.cost.place import Here, LinkError
+from rlflow_tvm.cost.place import LinkError
 from rlflow_tvm.cost.rehearsal import Step
 from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.cost.worker import _Worker
@@ -232,12 +232,11 @@ def test_a_launch_that_cannot_be_measured_is_tried_again(target, monkeypatch):
         assert timer.launch_secs() == 1e-6
 
 
-def test_negative_launches_are_noise(target, monkeypatch):
+def test_negative_launches_are_noise():
     rounds = [[-1.0, -2.0, 3.0], [-1.0, 4.0], [-5.0]]
-    monkeypatch.setattr(bench, "measure_launch", lambda *_: rounds.pop(0))
-    assert bench._launch_samples(target, Here(target)) == [3.0, 4.0]
+    assert bench._launch_samples(lambda: rounds.pop(0)) == [3.0, 4.0]
     rounds = [[-1.0, -2.0], [1.0, 2.0, 3.0]]
-    assert bench._launch_samples(target, Here(target)) == [-1.0, -2.0, 1.0, 2.0, 3.0]
+    assert bench._launch_samples(lambda: rounds.pop(0)) == [-1.0, -2.0, 1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize("kernel", ["add(4)", "endless"], ids=["idle", "hanging"])
@@ -290,6 +289,7 @@ def test_a_target_has_the_key_that_it_had_where_it_sets_nothing_unusual():
     assert target_key(tvm.target.Target({**fields, "fast-math": False}), "board") == plain
     gpu = {"kind": "cuda", "arch": "sm_90"}
     assert target_key(as_target(gpu), "board") == "kind=cuda;arch=sm_90;host=rpc:board"
+    assert target_key(as_target({**gpu, "max_threads_per_block": 1024}), "board") == target_key(as_target(gpu), "board")
     large = target_key(as_target({**gpu, "max_shared_memory_per_block": 96 * 1024}), "board")
     assert large == "kind=cuda;arch=sm_90;max_shared_memory_per_block=98304;host=rpc:board"
 
@@ -297,7 +297,7 @@ def test_a_target_has_the_key_that_it_had_where_it_sets_nothing_unusual():
 def test_times_of_some_processors_are_not_those_of_all(monkeypatch, tmp_path):
     """As under taskset. Where all are used the key is what it was when it did not look."""
     bare, told = tvm.target.Target("llvm"), tvm.target.Target({"kind": "llvm", "num-cores": 4})
-    monkeypatch.setattr("rlflow_tvm.kernels.target._CONTROL_GROUP", tmp_path)  # where none bounds them
+    monkeypatch.setattr("rlflow_tvm.processors._CONTROL_GROUP", tmp_path)  # where none bounds them
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1, 2, 3}, raising=False)
     before, told_before = target_key(bare), target_key(told)

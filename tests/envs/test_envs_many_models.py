@@ -145,3 +145,18 @@ def test_close_closes_all():
     envs = {name: Closing(problem=problem) for name in "ab"}
     ManyModelsEnv(envs).close()
     assert all(env.closed for env in envs.values())
+
+
+def test_patience_is_handed_on(env):
+    rng, waited = np.random.default_rng(1), []
+    for seed in range(8):
+        observation, info = env.reset(seed=seed, options={"patience": 2})
+        secs, over = [info["run_secs"]], False
+        while not over:
+            actions = np.argwhere(observation["location_mask"])
+            observation, _, terminated, truncated, info = env.step(actions[rng.integers(len(actions))])
+            secs.append(info["run_secs"])
+            over = terminated or truncated
+        if not terminated and len(secs) - 1 < env.current.horizon:
+            waited.append(len(secs) - 1 - int(np.argmin(secs)))
+    assert set(waited) == {2}

@@ -77,7 +77,7 @@ def test_default_target_is_this_machine() -> None:
         ({}, 4),
         ({"cpu.max": "max 100000\n"}, 4),
         ({"cpu.max": "200000 100000\n"}, 2),
-        ({"cpu.max": "250000 100000\n"}, 3),
+        ({"cpu.max": "250000 100000\n"}, 2),
         ({"cpu.max": "5000 100000\n"}, 1),
         ({"cpu.max": "800000 100000\n"}, 4),
         ({"cpu.max": "no numbers"}, 4),
@@ -91,7 +91,7 @@ def test_a_containers_share_of_the_processors(files: dict, expected: int, tmp_pa
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr("rlflow_tvm.kernels.target._CONTROL_GROUP", tmp_path)
+    monkeypatch.setattr("rlflow_tvm.processors._CONTROL_GROUP", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1, 2, 3}, raising=False)
     assert num_cores(default_target()) == num_cores(tvm.target.Target("llvm")) == expected
 

@@ -70,7 +70,12 @@ def test_what_is_known_is_taken_and_the_rest_predicted(network, database):
         problem = RewriteProblem(from_onnx(network), CostModel(TARGET, timer=timer))
         kernels = problem.kernels(problem.start)
         stored = [opened.get(known_as(kernel), timer.target_key, timer.graph_version) for kernel in kernels]
-        assert [told.run_secs for told in timer.measure(kernels)] == [each.run_secs for each in stored]
+        told = timer.measure(kernels, graph=tuple)
+        assert [each.run_secs for each in told] == [each.run_secs for each in stored]
+        alone = kernels[0]
+        assert timer.measure([alone])[0] == timer.measure([alone])[0] != stored[0], "alone it was not measured"
+        opened.put(known_as(alone), timer.target_key, timer.version, Measurement(run_secs=7.0, repeats=1))
+        assert timer.measure([alone])[0].run_secs == 7.0
         unknown = [dataclasses.replace(kernel, key=f"{kernel.key}0", cold="") for kernel in kernels]
         (first, *_), (again, *_) = timer.measure(unknown), timer.measure(unknown)
         assert first == again

@@ -147,9 +147,14 @@ def test_a_training_after_a_search_goes_on_from_what_that_found(tmp_path, monkey
     assert searched == [(0, 0.3), (1, 0.3)]
     assert began == [(plan, 60) for plan in (*plans, *plans)]
     assert not list(tmp_path.glob("*/*.json"))  # where only results lie
+    other = dataclasses.replace(first, predict=0.0)
     with pytest.raises(KeyboardInterrupt):
-        agents.agent_run(dataclasses.replace(first, predict=0.0), first.path(tmp_path).with_suffix(""))
+        agents.agent_run(other, first.path(tmp_path).with_suffix(""))
     assert searched[2:] == [(0, 0.0)]
+    (first.path(tmp_path).with_suffix("") / "agent.safetensors").touch()  # it has begun, from what that search found
+    with pytest.raises(UsageError, match=r"a training began there after a search made by .*'predict': 0.0"):
+        agents.agent_run(first, first.path(tmp_path).with_suffix(""))
+    assert len(searched) == 3
 
 
 def test_a_run_that_cannot_be_is_told_in_one_line(tmp_path, monkeypatch, capsys):

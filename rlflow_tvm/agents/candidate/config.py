@@ -18,8 +18,9 @@ class CandidateConfig(PPOConfig):
         minibatch_size: as X-RLflow's: a graph comes with all of its candidates.
         heads: of each attention layer.
         change_rounds: message rounds among what candidates add.
-        by_rule: whether a new policy draws each rule as often as any other, as one in two steps does, and not each
-            candidate. Drawn evenly, most of what is tried are candidates of the few rules that match everywhere.
+        by_rule: whether a new policy, while nothing is known, draws each rule as often as any other, as one in two
+            steps does, and not each candidate. Drawn evenly, most of what is tried are candidates of the few rules that
+            match everywhere.
     """
 
     minibatch_size: int = 16

@@ -148,7 +148,7 @@ def collate(observations: Sequence[CandidateObservation]) -> CandidateBatch:
     added_counts = [len(each) - count for each, count in zip(own, node_counts, strict=True)]
     node_starts, added_starts = np.cumsum([0, *node_counts]), np.cumsum([0, *added_counts]) + sum(node_counts)
     site_offsets, site_graph = np.cumsum([0, *site_counts]), np.repeat(np.arange(len(observations)), site_counts)
-    rules = np.stack([site_graph, np.concatenate([each.site_rules for each in observations])])
+    rules = site_graph * 2**16 + np.concatenate([each.site_rules for each in observations])
     links, inner, removed = [], [], []
     for number, each in enumerate(observations):
         # the graph's nodes come first in each: node i of it is node `starts[0] + i`, or an added one
@@ -177,7 +177,7 @@ def collate(observations: Sequence[CandidateObservation]) -> CandidateBatch:
         removed_site=gone[:, 0],
         site_graph=torch.from_numpy(site_graph),
         site_offsets=site_offsets,
-        site_rule=torch.from_numpy(np.unique(rules, axis=1, return_inverse=True)[1].reshape(-1)),
+        site_rule=torch.from_numpy(np.unique(rules, return_inverse=True)[1]),
         site_known=torch.from_numpy(np.concatenate([each.site_known for each in observations])),
         site_stops=stops,
     )

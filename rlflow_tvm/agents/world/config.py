@@ -43,7 +43,9 @@ class WorldModelConfig:
         dream_horizon: steps until a dream is truncated. Dreams begin all along real episodes: they need not be long.
         dreams: at once, in an update of the controller.
         controller_updates: of PPO in dreams, in each iteration.
-        controller: PPO's settings in dreams; `hidden` is the controller's width, `rounds` means nothing.
+        controller: PPO's settings in dreams; `hidden` is the controller's width, `rounds` means nothing. Real episodes
+            are told of places in all of them, unless `informed_share` is 0; `likeliest_every`: 0 leaves out those of
+            likeliest actions that do not judge.
         threads: torch's.
     """
 

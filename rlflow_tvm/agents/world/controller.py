@@ -23,6 +23,7 @@ from rlflow_tvm.agents.observation import (
     compact,
     legal_sites,
 )
+from rlflow_tvm.agents.opening import PLAIN, Opening
 from rlflow_tvm.agents.places import Outlook, Places
 from rlflow_tvm.agents.policy import SitePolicy
 from rlflow_tvm.agents.prior import features
@@ -194,14 +195,16 @@ class SeeingPolicy:
         self._eyes.begin(number)
         self._outlook = None
 
-    def begin_episode(self, rng: np.random.Generator, likeliest: bool = False) -> None:
+    def begin_episode(self, rng: np.random.Generator, opening: Opening = PLAIN) -> None:
         """See `GraphPolicy.begin_episode`."""
         self.begin()
         if self.informed_share is not None:
             # each of them imagines, unlike a policy's: real episodes are few, and dreams act on what is known as it is
             informed, draw = bool(rng.random() < self.informed_share), int(rng.integers(2**63))
             self._outlook = (
-                Outlook(self.places, True, by_rule=True) if likeliest else Outlook(self.places, informed, draw)
+                Outlook(self.places, self.informed_share > 0.0, by_rule=opening.gathers)
+                if opening.likeliest
+                else Outlook(self.places, informed, draw)
             )
 
     def tried(self, observation: CompactObservation, site: int, saved: float) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 import gymnasium
 
 from rlflow_tvm.agents.archive import Archive
-from rlflow_tvm.agents.collect import Opening, Quota, collect_episode, episode_rng
+from rlflow_tvm.agents.collect import Quota, collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.graph_policy import Acting
 from rlflow_tvm.agents.observation import ObservationSizes
+from rlflow_tvm.agents.opening import Opening
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.policy import UniformPolicy
 from rlflow_tvm.agents.pool import Workers, open_pool
@@ -120,13 +121,17 @@ class RealEpisodes:
 
     def collect_until(self, steps: float, before: int, policy: Acting) -> None:
         """Episodes until there are so many steps: of those after the first `before`, one in `JUDGED` takes the
-        likeliest actions from the start, and judges the policy; another one takes them from where the others, of which
-        actions are drawn, begin: the start or one of the cheapest graphs met until then."""
+        likeliest actions from the start, as the agent will, and judges the policy. The others begin at the start or one
+        of the cheapest graphs met until then; one in `JUDGED` puts together what is known, if the controller's settings
+        have such episodes, and of the rest actions are drawn."""
         archive = self._archive(len(self.rollouts.episodes))
 
         def opening(number: int) -> Opening:
             turn = (number - before) % JUDGED
-            return Opening(archive.start(self._seed, number) if turn else None, turn in (0, JUDGED // 2))
+            if turn == 0:
+                return Opening(likeliest=True)
+            gathers = turn == JUDGED // 2 and self._config.controller.likeliest_every > 0
+            return Opening(archive.start(self._seed, number), likeliest=gathers, gathers=gathers)
 
         while self.steps < steps:
             archive.add(self._collect(policy, opening))

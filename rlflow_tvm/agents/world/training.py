@@ -222,7 +222,8 @@ class _Training:
         wanted = self.random_steps + part * (self.total_steps - self.random_steps)
         eyes = Eyes(self.sizes, self.model.vision, self.model.memory)
         # dreams without what is known of places are many; of the few real episodes none is without
-        policy = SeeingPolicy(self.controller, eyes, self.real.places, informed_share=1.0)
+        informed = self.config.controller.informed_share > 0.0
+        policy = SeeingPolicy(self.controller, eyes, self.real.places, informed_share=float(informed))
         self.real.collect_until(wanted, counts.tried_from, policy)
         episodes = self.real.rollouts.episodes[counts.tried_from :: JUDGED]
         if episodes:
@@ -230,7 +231,8 @@ class _Training:
             counts.mean_length = float(np.mean([len(episode) for episode in episodes]))
             self._log({"real/return": counts.mean_return, "real/length": counts.mean_length})
         score_now = counts.mean_return if episodes else None
-        if counts.best_score is None or (score_now is not None and score_now > counts.best_score):
+        # likeliest actions say little but what they gain: of equal controllers the later one has learnt more
+        if counts.best_score is None or (score_now is not None and score_now >= counts.best_score):
             counts.best_score = score_now
             self.best = self._agent_now()
         counts.iteration, counts.updates = counts.iteration + 1, 0
