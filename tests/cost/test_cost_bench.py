@@ -154,7 +154,7 @@ def test_a_gpus_kernels_have_nothing_to_do_with_the_processor(monkeypatch):
     monkeypatch.setattr(bench, "Reference", None)
     monkeypatch.setattr(bench, "idle_secs", lambda *_: 0.0)
     monkeypatch.setattr(bench, "queued_secs", lambda *_: [1.0] * 7)
-    monkeypatch.setattr(bench, "_launch_samples", lambda *_: [1e-6] * 7)
+    monkeypatch.setattr(bench, "launch_timer", lambda *_: lambda: [1e-6] * 7)
     made = Bench(gpu, unscheduled, SimpleNamespace(device=tvm.cpu()), LocalCaches(gpu))
     for found in (made.time(add(4), None, ""), made.launch()):
         assert Measurement(**found).slowdown is None
