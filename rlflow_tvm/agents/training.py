@@ -34,6 +34,7 @@ _LEFT_BEHIND = (checkpoint.FILE_NAME, progress.FILE_NAME, "rollouts", "best.json
 """By trainings, those of a world model and those on models too. A new one would add to what it finds."""
 
 _SELDOM = 8
+"""Times as rare as the setting has them likeliest episodes become at most."""
 
 OnStep = Callable[[int], None]
 OnWork = Callable[[str], None]
@@ -88,7 +89,7 @@ class _Counts:
         self.best_return = max([*returns, *([] if self.best_return is None else [self.best_return])], default=None)
         self.best_run_secs = min((secs for secs in times if secs is not None), default=None)
 
-    def space(self, episodes: list[Episode], every: int) -> None:
+    def reschedule_likeliest(self, episodes: list[Episode], every: int) -> None:
         """Say how often likeliest actions are taken from now on: as the setting has it, `every`, if an episode of such
         ones has found a graph cheaper than those of all updates before, else half as often, if there was one."""
         before, found = dict(self.cheapest), list[bool]()
@@ -209,7 +210,7 @@ def train(
                     on_work("learning")
                 losses = learner.update(episodes)
                 counts.add(episodes)
-                counts.space(episodes, config.likeliest_every)
+                counts.reschedule_likeliest(episodes, config.likeliest_every)
                 for episode in episodes:  # not before: all of an update's episodes choose from the same graphs
                     archive.add(episode)
                 counts.wall_secs = time.monotonic() - started

@@ -67,12 +67,12 @@ class Incumbent:
 
     def offer(self, state: GraphState, run_secs: float) -> bool:
         """Take `state` if it costs less than the best so far, by times that are confirmed; says whether it did."""
-        if run_secs < self.run_secs and state.structural_hash not in self._unpriced:
+        if state.structural_hash in self._unpriced:
+            return False
+        if run_secs < self.run_secs:
             run_secs = self.problem.cost(state, confirmed=True).run_secs
             if not math.isfinite(run_secs):  # it would be measured in vain at each offer
                 self._unpriced.add(state.structural_hash)
-        elif run_secs < self.run_secs:
-            run_secs = math.inf
         better = run_secs < self.run_secs
         if better:
             self.state, self.run_secs = state, run_secs
