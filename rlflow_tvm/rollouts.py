@@ -28,6 +28,7 @@ from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.envs import ENVIRONMENTS, ManyModelsEnv, RewriteProblem
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.frontend import import_models
+from rlflow_tvm.passes import Plan
 
 FACTORY = "rlflow_tvm.rollouts:worker_env"
 """What makes the environment in a worker; `description` gives its arguments."""
@@ -39,12 +40,20 @@ def make_problems(modules: Mapping[str, tvm.IRModule], cost_model: CostModel) ->
 
 
 def make_env(
-    problems: Mapping[str, RewriteProblem], horizon: int, reward: str, environment: str = "rewriting"
+    problems: Mapping[str, RewriteProblem],
+    horizon: int,
+    reward: str,
+    environment: str = "rewriting",
+    begins: Mapping[str, Plan] | None = None,
 ) -> ManyModelsEnv:
-    """All of them in one environment; `environment`: of each, one of `envs.ENVIRONMENTS`."""
-    make = ENVIRONMENTS[environment]
+    """All of them in one environment; `environment`: of each, one of `envs.ENVIRONMENTS`; `begins`: of some, a plan at
+    whose end episodes begin."""
+    make, plans = ENVIRONMENTS[environment], begins or {}
     return ManyModelsEnv(
-        {name: make(problem=problem, horizon=horizon, reward=reward) for name, problem in problems.items()}
+        {
+            name: make(problem=problem, horizon=horizon, reward=reward, begin=plans.get(name))
+            for name, problem in problems.items()
+        }
     )
 
 
@@ -187,8 +196,9 @@ def description(
     reward: str,
     predict: float,
     problems: Mapping[str, RewriteProblem],
+    begins: Mapping[str, Plan],
 ) -> dict[str, Any]:
-    """The arguments of `worker_env` for the environment that `make_env` makes of `problems`."""
+    """The arguments of `worker_env` for the environment that `make_env` makes of `problems` and `begins`."""
     return {
         "models": {name: str(Path(path).absolute()) for name, path in models.items()},
         "shapes": {name: list(shape) for name, shape in shapes.items()},
@@ -199,6 +209,7 @@ def description(
         "reward": reward,
         "predict": predict,
         "expected": structures(problems),
+        "begins": {name: dataclasses.asdict(plan) for name, plan in begins.items()},
     }
 
 
@@ -212,6 +223,7 @@ def worker_env(
     reward: str,
     predict: float,
     expected: list[str],
+    begins: Mapping[str, Mapping[str, Any]],
 ) -> gymnasium.Env:
     """A worker's environment, with prices of its own.
 
@@ -226,5 +238,6 @@ def worker_env(
         if structures(problems) != expected:
             files = ", ".join(models.values())
             raise UsageError(f"{files}: not the same on {gethostname()} as where the training began; copy them there")
-        env = make_env(problems, horizon, reward, environment)
+        plans = {name: Plan.of(plan) for name, plan in begins.items()}
+        env = make_env(problems, horizon, reward, environment, plans)
         return ConsiderateEnv(env, prices.quiet, prices.database.taken, prices.timer.refresh, stack.pop_all())

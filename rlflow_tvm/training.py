@@ -23,6 +23,7 @@ from rlflow_tvm.errors import AgentError, UsageError
 from rlflow_tvm.frontend import import_models, split_shapes
 from rlflow_tvm.passes import Plan
 from rlflow_tvm.rollouts import FACTORY, description, make_env, make_problems, open_prices, store_rows, structures
+from rlflow_tvm.search import beginnings
 
 if TYPE_CHECKING:
     from rlflow_tvm.agents import Episode
@@ -239,7 +240,8 @@ def train_on_models(
     machines that kernels are measured on, in place of this one. `predict`: how much of a graph's time may be predicted
     in a step; the best plans are measured. `reward`: one of `envs.rewards.REWARDS`. `settings`: of the agent, by name,
     where they are not to be the defaults. `starts`: of some models a plan file, as a search
-    finds it: its graph is remembered from the beginning.
+    finds it: its graph is remembered from the beginning. Episodes that begin at no remembered graph begin at the
+    cheapest of a model's `beginnings`.
 
     AgentError, UsageError or PlanError, before anything is imported or priced, if `out` or a file of `starts` cannot be
     used; AgentError while another process trains in `out`, or if the training in it was on other modules, for another
@@ -261,7 +263,9 @@ def train_on_models(
     elsewhere = ray is not None or (workers is not None and workers > 1)
     with open_prices(target, elsewhere, remote, predict) as prices, ExitStack() as stack:
         problems = make_problems(modules, prices.cost_model)
-        env = make_env(problems, horizon, reward, kind.environment)
+        found = {name: beginnings(problem)[0] for name, problem in problems.items()}
+        begins = {name: begin.state.plan for name, begin in found.items()}
+        env = make_env(problems, horizon, reward, kind.environment, begins)
 
         priced = {
             name: problems[name].cost(problems[name].start.replay(plan), confirmed=True) for name, plan in given.items()
@@ -270,6 +274,8 @@ def train_on_models(
         @cache  # at the first step: only then is it known that the plans in the folder are of this training
         def plans() -> BestPlans:
             best = BestPlans(out, problems)
+            for name, begin in found.items():
+                best.offer(name, begin.state.plan, begin.run_secs, 0)
             for name, plan in given.items():
                 best.offer(name, plan, priced[name].run_secs, 0)
             return best
@@ -300,7 +306,7 @@ def train_on_models(
             booked = max(booked, taken - len(episode) + best["step"])  # several workers' episodes overlap
             plans().offer(best["model"], Plan.of(best["plan"]), best["run_secs"], booked)
 
-        told = description(models, shapes, target, remote, kind.environment, horizon, reward, predict, problems)
+        told = description(models, shapes, target, remote, kind.environment, horizon, reward, predict, problems, begins)
         stack.enter_context(_alone_in(out))
         result = kind.train(
             env,
@@ -315,6 +321,7 @@ def train_on_models(
             metadata={
                 "models": list(models),
                 "structures": structures(problems),
+                "begins": [f"{begin.state.structural_hash:016x}" for begin in found.values()],
                 "shapes": {name: list(shape) for name, shape in shapes.items()},
                 "target": str(target) if remote is None else f"{target} rpc:{remote.key}",
                 "rules": list(env.current.rule_names),

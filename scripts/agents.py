@@ -11,9 +11,10 @@ one kernel database, so that equal kernels cost the same in every run, and a mod
 kernels measured and seconds are those that a run needed after the ones before it. Searches that draw nothing are run
 once. A run's curve tells the cheapest graph, all of its kernels measured, after so many environment steps: moves
 tried by a search, steps of an agent's training, of which the last episodes may take a few more: what those find is
-not counted; `metrics` are kernels, FLOPs, bytes moved and memory of the first graph and of the cheapest. Trained
-agents are then asked for plans (`asked`: an episode of likeliest actions, then sampled ones). `ppo-after-greedy` and
-`ppo-after-family` train from such a search's plan, `ppo-for-relative` for another reward than the usual one.
+not counted, nor are the rewrites of a family that family search, `random-restarts` and agents begin with; `metrics` are
+kernels, FLOPs, bytes moved and memory of the first graph and of the cheapest. Trained agents are then asked for plans
+(`asked`: an episode of likeliest actions, then sampled ones). `ppo-after-greedy` and `ppo-after-family` train from such
+a search's plan, `ppo-for-relative` for another reward than the usual one.
 """
 
 from __future__ import annotations

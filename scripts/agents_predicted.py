@@ -32,7 +32,7 @@ from rlflow_tvm.cost.known_times import MeasurableKernel, known_as
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import KernelError, RlflowError
 from rlflow_tvm.rollouts import make_env
-from rlflow_tvm.search import SEARCHES, Budget, make_search
+from rlflow_tvm.search import SEARCHES, Budget, beginnings, make_search
 from rlflow_tvm.superoptimize import agent_search
 from rlflow_tvm.training import REWARD
 
@@ -86,7 +86,9 @@ def searched(problem: RewriteProblem, method: str, seed: int, steps: int) -> dic
 def trained(problem: RewriteProblem, method: str, seed: int, steps: int, horizon: int) -> dict[str, Any]:
     """An agent's training, and what it finds when it is asked."""
     kind, curve, taken = agent_kind(method), [(0, problem.start_secs)], 0
-    env = make_env({"model": problem}, horizon, REWARD, kind.environment)
+    begin = beginnings(problem)[0]
+    curve.append((0, begin.run_secs))
+    env = make_env({"model": problem}, horizon, REWARD, kind.environment, {"model": begin.state.plan})
 
     def on_episode(episode: Episode) -> None:
         nonlocal taken

@@ -4,10 +4,12 @@ For each model a line with the time of one run by this package's pipeline (`ours
 default CUDA pipeline over it and torch.compile over it (above 1: ours is faster; only for models that are built from
 torch modules, where torch sees the GPU; `torch_graphs` is its mode "reduce-overhead", which replays CUDA graphs), all
 on the same inputs in interleaved rounds, the seconds that compiling took, and the difference of our outputs from ONNX
-Runtime's as a share of their range. With --kernels a line for each kernel: its time with its operands where the last
-run left them, and its share of peak: the time that its operations (or its bytes, where those take longer) need at the
-best rate measured here, over its time. What is measured is written to --out as it comes; a model that fails is told of,
-and the others go on.
+Runtime's as a share of their range. With --search that search looks for a cheaper graph, by kernels' times in the
+database: `searched` is what it finds, `unsearched` the model with the same implementations, and besides their times the
+line has their prices, which are to be as much. With --kernels a line for each kernel: its time with its operands where
+the last run left them, and its share of peak: the time that its operations (or its bytes, where those take longer) need
+at the best rate measured here, over its time. What is measured is written to --out as it comes; a model that fails is
+told of, and the others go on.
 """
 
 from __future__ import annotations
@@ -29,12 +31,14 @@ from tvm import relax, te
 from rlflow_tvm import from_onnx
 from rlflow_tvm.cli import ZOO_PREFIX, model_path, write_json
 from rlflow_tvm.comparison_figures import finite
-from rlflow_tvm.cost import kernel_bytes, kernel_flops
+from rlflow_tvm.cost import CostModel, KernelDatabase, default_path, kernel_bytes, kernel_flops
+from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import CostError, KernelError, RlflowError
 from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, zoo
 from rlflow_tvm.kernels import RULE_ATTR, as_target, extract_kernels, pipeline, schedule_kernel
 from rlflow_tvm.kernels.pipeline import CUDA_GRAPH
 from rlflow_tvm.kernels.precision import to_half
+from rlflow_tvm.search import SEARCHES, Budget, make_search
 from rlflow_tvm.verify import flatten, range_error
 
 Call = Callable[[], Any]
@@ -52,10 +56,13 @@ def main() -> int:
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--against", nargs="*", choices=AGAINST, default=AGAINST, help="default: both")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--search", choices=SEARCHES, help="look for a cheaper graph too")
+    parser.add_argument("--budget", default="60s", help="of the search: steps, or a time such as 5m")
     parser.add_argument("--kernels", action="store_true", help="time each kernel as well")
     parser.add_argument("--out", type=Path, help="JSON file")
     arguments = parser.parse_args()
     try:
+        arguments.budget = Budget.parse(arguments.budget)
         if not tvm.cuda().exist:
             raise CostError("there is no NVIDIA GPU here: run this on a machine that has one")
         run(arguments, as_target("cuda"))
@@ -80,7 +87,8 @@ def run(arguments: argparse.Namespace, target: tvm.target.Target) -> None:
         row: dict[str, Any] = {"model": model}
         rows.append(row)
         try:
-            row |= bench_model(model, target, arguments.dtype, arguments.rounds, arguments.against)
+            search = arguments.search and (arguments.search, arguments.budget)
+            row |= bench_model(model, target, arguments.dtype, arguments.rounds, arguments.against, search)
             console.print(row, highlight=False)
             if arguments.kernels:
                 row["kernels"] = bench_kernels(model, target, arguments.dtype, flops, byte_rate)
@@ -98,7 +106,12 @@ def run(arguments: argparse.Namespace, target: tvm.target.Target) -> None:
 
 
 def bench_model(
-    model: str, target: tvm.target.Target, dtype: str, rounds: int, against: Collection[str]
+    model: str,
+    target: tvm.target.Target,
+    dtype: str,
+    rounds: int,
+    against: Collection[str],
+    search: tuple[str, Budget] | None = None,
 ) -> dict[str, Any]:
     """Seconds of one run by each candidate, and the ratios of the others' to ours, round by round (their median)."""
     path, device = model_path(model), tvm.cuda()
@@ -112,13 +125,15 @@ def bench_model(
     candidates = [("ours", pipeline(target), True), ("ours_launches", pipeline(target), False)]
     if "tvm-default" in against:
         candidates.append(("tvm_default", relax.get_default_pipeline(target), False))
-    for name, passes, graphs in candidates:
-        started = time.perf_counter()
-        with tvm.transform.PassContext(config={CUDA_GRAPH: graphs}):
-            main = relax.VirtualMachine(tvm.compile(mod, target, relax_pipeline=passes), device)["main"]
-        compile_secs[name] = time.perf_counter() - started
+    built = {name: compiled(mod, target, passes, graphs) for name, passes, graphs in candidates}
+    result: dict[str, Any] = {}
+    if search is not None:
+        found, result = searched(mod, target, *search)
+        built |= found
+    for name, (main, secs) in built.items():
+        compile_secs[name] = secs
         calls[name] = lambda main=main: main(*inputs)
-    for name in ("ours", "ours_launches"):
+    for name in calls.keys() - {"tvm_default"}:
         outputs[name] = [tensor.numpy() for tensor in flatten(calls[name]())]
     for name, mode in (("torch_compile", None), ("torch_graphs", "reduce-overhead")) if "torch" in against else ():
         started = time.perf_counter()
@@ -130,7 +145,7 @@ def bench_model(
     for _ in range(rounds):
         for name, call in calls.items():
             times[name].append(seconds(call))
-    result: dict[str, Any] = {f"{name}_secs": float(np.median(found)) for name, found in times.items()}
+    result |= {f"{name}_secs": float(np.median(found)) for name, found in times.items()}
     for name in calls:
         if name != "ours":
             pairs = zip(times[name], times["ours"], strict=True)
@@ -139,6 +154,38 @@ def bench_model(
     expected = onnxruntime_outputs(path, arrays)
     result["error"] = finite(max(range_error(found, expected) for found in outputs.values()))
     return result
+
+
+def compiled(
+    mod: tvm.IRModule, target: tvm.target.Target, passes: tvm.transform.Pass, graphs: bool
+) -> tuple[Call, float]:
+    """`main`, ready to be called, and the seconds that this took; `graphs`: launches are replayed as CUDA graphs."""
+    started = time.perf_counter()
+    with tvm.transform.PassContext(config={CUDA_GRAPH: graphs}):
+        main = relax.VirtualMachine(tvm.compile(mod, target, relax_pipeline=passes), tvm.cuda())["main"]
+    return main, time.perf_counter() - started
+
+
+def searched(
+    mod: tvm.IRModule, target: tvm.target.Target, search: str, budget: Budget
+) -> tuple[dict[str, tuple[Call, float]], dict[str, Any]]:
+    """The model and what the search makes of it, as `compiled` has them, with the implementations that were found best;
+    and what is told of the search: prices in seconds, of a run's kernels and launches."""
+    with KernelDatabase(default_path()) as database, CostModel(target, database) as cost_model:
+        found = make_search(search, 0, budget).run(RewriteProblem(mod, cost_model))
+        passes = pipeline(target, cost_model.choices)
+        graphs = {"unsearched": mod, "searched": found.state.bound()}
+        built = {name: compiled(graph, target, passes, True) for name, graph in graphs.items()}
+    told = {
+        "search": search,
+        "unsearched_price_secs": found.run_secs_before,
+        "searched_price_secs": found.run_secs_after,
+        "search_steps": found.env_steps,
+        "search_secs": found.wall_secs,
+        "kernels_measured": found.kernels_measured,
+        "rewrites": len(found.plan),
+    }
+    return built, told
 
 
 def bench_kernels(

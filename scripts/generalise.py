@@ -4,9 +4,9 @@
         --steps 8000 --seeds 5 --out runs/general
 
 For each seed an agent is trained once (and gone on with where it was interrupted), then it acts on each unseen model
-for a number of steps, without learning. Beside it stand greedy search to its own end, and random walks for as many
-steps as the agent had: shares are (gain - 1) of (greedy's gain - 1). Gains are graph gains. Goes on with
-what is in --out; `scripts/paper.py xrlflow-shapes OUT` prints the table again.
+for a number of steps, without learning. Beside it stand family search to its own end, and random walks that begin where
+the agent does (`--search random-restarts`), for as many steps: shares are (gain - 1) of (family search's gain - 1).
+Gains are graph gains. Goes on with what is in --out; `scripts/paper.py xrlflow-shapes OUT` prints the table again.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def trained(options: argparse.Namespace, seed: int) -> Path:
 
 
 def tried(options: argparse.Namespace, model: str, seed: int, checkpoint: Path) -> dict[str, Any]:
-    """What the agent, random walks and (with the first seed) greedy search find on one unseen model."""
+    """What the agent, random walks and (with the first seed) family search find on one unseen model."""
     run = Run(model, options.agent, seed, options.budget, options.horizon, options.predict, options.target)
     searches = {
         "agent": agent_search(checkpoint, seed, Budget(options.budget)),
-        "random": make_search("random", seed, Budget(options.budget)),
+        "random-restarts": make_search("random-restarts", seed, Budget(options.budget)),
     }
     if seed == 0:
-        searches["greedy"] = make_search("greedy")
+        searches["family"] = make_search("family")
     return {"model": model, "seed": seed, **{name: searched(run, each)[1] for name, each in searches.items()}}
 
 

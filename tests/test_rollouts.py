@@ -21,6 +21,7 @@ from rlflow_tvm.frontend import zoo
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.passes import default_rules
 from rlflow_tvm.rollouts import ConsiderateEnv, RecordingDatabase, description, store_rows, worker_env
+from rlflow_tvm.search import Greedy
 
 
 def considerate(quiet, rows=list, refresh=lambda: None) -> ConsiderateEnv:
@@ -152,8 +153,11 @@ def test_a_worker_builds_what_the_training_describes(tmp_path, monkeypatch):
         assert prices.quiet is None
         modules = rollouts.import_models(models, {})
         problems = rollouts.make_problems(modules, prices.cost_model)
-        own = rollouts.make_env(problems, 3, "improvement")
-    told = json.loads(json.dumps(description(models, {}, target, None, "rewriting", 3, "improvement", 0.0, problems)))
+        begins = {"demo": Greedy().run(problems["demo"]).plan}
+        assert len(begins["demo"])
+        own = rollouts.make_env(problems, 3, "improvement", begins=begins)
+    told = description(models, {}, target, None, "rewriting", 3, "improvement", 0.0, problems, begins)
+    told = json.loads(json.dumps(told))
     env = worker_env(**told)
     assert isinstance(env, ConsiderateEnv)
     assert env.observation_space == own.observation_space

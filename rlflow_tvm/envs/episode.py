@@ -29,8 +29,9 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
     the episode's first one: from there on steps lead nowhere (TASO's search gives up such graphs too). The cost then
     counts as just that. It is `truncated` after `horizon` steps, and with `reset`'s option "patience" after so many
     without a graph cheaper than all of the episode. An illegal action leaves the graph as it is, for a
-    reward of -100. The state is the start module and the actions since: `replay` and `fork` build on that, and
-    `reset`'s option "plan" begins an episode, with its whole horizon, at a plan's end.
+    reward of -100. The state is the start module and the actions since: `replay` and `fork` build on that. Episodes
+    begin, with their whole horizon, at the end of the plan `begin`, by default at the module, or of the plan that is
+    `reset`'s option of that name.
 
     An info tells `run_secs`, `kernels`, `flops` and `bytes_moved` of the graph now, and the applied `rule`; where the
     reward had a graph run as a whole, `end_to_end_secs` besides, to be held against `run_secs`.
@@ -50,6 +51,7 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         reward: str | Reward = "relative",
         limit: float = 1.1,
         problem: RewriteProblem | None = None,
+        begin: Plan | None = None,
     ) -> None:
         if horizon < 1:
             raise EnvError(f"horizon {horizon}: an episode needs at least one step")
@@ -70,6 +72,7 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         self._start_cost = self.problem.cost(self.problem.start)
         if self._start_cost.run_secs <= 0.0:
             raise EnvError("the module costs nothing (it only changes shapes): there is nothing to gain, nor a reward")
+        self._begins = (self.problem.start, self._start_cost) if begin is None else self._end_of(begin)
         self.observation_space, self.action_space = self._spaces()
         self._begin()
 
@@ -83,10 +86,8 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         """Of observations and actions."""
 
     def _begin(self) -> None:
-        self.state: GraphState = self.problem.start
-        self._first = self.state
-        self.cost = self.best_cost = self._start_cost
-        self._first_secs = self._start_cost.run_secs
+        self.state, self.cost = self._begins
+        self._first, self._first_secs, self.best_cost = self.state, self.cost.run_secs, self.cost
         self._steps = 0
         self._patience, self._better = math.inf, 0  # steps to wait for a cheaper graph; the one that led to the last
         self._over = False
@@ -104,7 +105,7 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
 
     @property
     def plan(self) -> Plan:
-        """The actions since reset."""
+        """The actions since the module, those that the episode began with included."""
         return self.state.plan
 
     @property
@@ -224,16 +225,21 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
 
     def _go_to(self, plan: Plan) -> None:
         """As `replay`, but nobody has looked at the state yet."""
+        state, cost = self._end_of(plan)
+        self._begin()
+        self.state, self.cost = state, cost
+        self.best_cost = min(self._begins[1], self.cost, key=lambda c: c.run_secs)  # of those that were priced
+        self._steps = len(plan)
+
+    def _end_of(self, plan: Plan) -> tuple[GraphState, GraphCost]:
+        """A plan's graph and its cost; errors as `replay`'s."""
         state = self.problem.replay(plan)
         if state.graph.is_empty:
             raise EnvError("the plan leaves nothing to compute, and so to build and to price: search again")
         cost = self.problem.surest_cost(state)  # what an episode saves is reckoned from here
         if not math.isfinite(cost.run_secs):
             raise EnvError(f"the plan's graph cannot be priced: kernel {cost.failed[0]} fails; search again")
-        self._begin()
-        self.state, self.cost = state, cost
-        self.best_cost = min(self._start_cost, self.cost, key=lambda c: c.run_secs)  # of those that were priced
-        self._steps = len(plan)
+        return state, cost
 
     def close(self) -> None:
         """End the measuring worker, if this environment started it."""

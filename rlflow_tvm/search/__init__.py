@@ -10,6 +10,7 @@ from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.search.backtracking import Backtracking
 from rlflow_tvm.search.beam import Beam
+from rlflow_tvm.search.beginnings import Beginning, beginnings
 from rlflow_tvm.search.budget import Budget
 from rlflow_tvm.search.family import FamilySearch
 from rlflow_tvm.search.greedy import Greedy
@@ -31,7 +32,7 @@ SEARCHES: dict[str, Callable[[int], _Made]] = {
     "backtracking": lambda _seed: Backtracking(),
     "beam": lambda _seed: Beam(),
     "random": lambda seed: RandomSearch(seed=seed),
-    "random-restarts": lambda seed: RandomSearch(seed=seed, remembered=16, limit=1.1),
+    "random-restarts": lambda seed: RandomSearch(seed=seed, remembered=16, limit=1.1, settled=True),
     "family": lambda _seed: FamilySearch(),
     "variable-depth": lambda _seed: VariableDepth(),
 }
@@ -59,6 +60,7 @@ __all__ = [
     "SEARCHES",
     "Backtracking",
     "Beam",
+    "Beginning",
     "Budget",
     "FamilySearch",
     "Greedy",
@@ -67,6 +69,7 @@ __all__ = [
     "Search",
     "SearchResult",
     "VariableDepth",
+    "beginnings",
     "check_seed",
     "make_search",
     "random_action",

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlflow_tvm.envs import ENVIRONMENTS, RewriteProblem
+from rlflow_tvm.passes import Plan
+from rlflow_tvm.search.beginnings import beginnings
 from rlflow_tvm.search.budget import Budget
 from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
 
@@ -33,7 +35,8 @@ class Policy(Protocol):
 @dataclass
 class AgentSearch:
     """One episode of the policy's most likely actions, then `samples` episodes of sampled ones, or with a budget as
-    many as it allows; those go on together, a step of each in turn. The policy is told what its actions saved.
+    many as it allows; those go on together, a step of each in turn. The policy is told what its actions saved. All
+    begin, as in its training, at the cheapest of `beginnings`, or where they are not `settled` at the start.
 
     `environment`: what the policy acts in, one of `envs.ENVIRONMENTS`.
     """
@@ -44,25 +47,31 @@ class AgentSearch:
     horizon: int = 200
     budget: Budget | None = None
     environment: str = "rewriting"
+    settled: bool = True
 
     def run(self, problem: RewriteProblem, progress: Progress | None = None) -> SearchResult:
         """Search from `problem.start`; deterministic for given seed, weights and costs."""
         rng, policy = np.random.default_rng(self.seed), self.policy.fresh()
         left = self.samples if self.budget is None else math.inf
         best = Incumbent(problem, self.budget or Budget(self.horizon * (1 + self.samples)), progress)
-        self._play(policy, best, None, 1)
+        begin = problem.start.plan
+        if self.settled:
+            run_secs, state = beginnings(problem)[0]
+            best.offer(state, run_secs)
+            begin = state.plan
+        self._play(policy, best, begin, None, 1)
         idle = 0
         while left > 0 and idle < _IDLE and not best.exhausted:
             number, before = int(min(left, _AT_ONCE)), best.spent
-            self._play(policy, best, rng, number)
+            self._play(policy, best, begin, rng, number)
             left -= number
             idle = idle + 1 if best.spent == before else 0
         return best.result()
 
-    def _play(self, policy: Policy, best: Incumbent, rng: np.random.Generator | None, number: int) -> None:
+    def _play(self, policy: Policy, best: Incumbent, begin: Plan, rng: np.random.Generator | None, number: int) -> None:
         """So many episodes at once; the likeliest actions of one without a generator."""
         make = ENVIRONMENTS[self.environment]
-        envs = [make(problem=best.problem, horizon=self.horizon) for _ in range(number)]
+        envs = [make(problem=best.problem, horizon=self.horizon, begin=begin) for _ in range(number)]
         seen = {episode: env.reset(seed=self.seed)[0] for episode, env in enumerate(envs)}
         policy.begin(number)
         while seen and not best.exhausted:

@@ -11,6 +11,7 @@ import numpy as np
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes import GraphState, RewriteAction
+from rlflow_tvm.search.beginnings import beginnings
 from rlflow_tvm.search.budget import Budget
 from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
 
@@ -26,12 +27,14 @@ class RandomSearch:
 
     `stop` is one more rule, as it is for an agent whose policy is uniform under the masks. With `remembered`, most
     walks begin at one of so many cheapest graphs met (as in Go-Explore, Ecoffet et al. 2021), and a walk is given up
-    where a graph costs more than `limit` times its first: what is left of an agent that learns nothing.
+    where a graph costs more than `limit` times its first; with `settled` the others begin at the cheapest of
+    `beginnings` in place of the start: what is left of an agent that learns nothing.
     """
 
     seed: int = 0
     horizon: int = 200
     remembered: int = 0
+    settled: bool = False
     limit: float = math.inf
     budget: Budget = DEFAULT_WALKS
 
@@ -39,9 +42,13 @@ class RandomSearch:
         """Search from `problem.start` until the budget is spent; deterministic for given seed and costs."""
         rng = np.random.default_rng(self.seed)
         best = Incumbent(problem, self.budget, progress)
+        start = problem.start
+        if self.settled:
+            run_secs, start = beginnings(problem)[0]
+            best.offer(start, run_secs)
         kept: list[tuple[float, GraphState]] = []  # cheapest first, no two of one cost
         while not best.exhausted:
-            state = kept[int(rng.integers(len(kept)))][1] if kept and rng.random() < _SHARE else problem.start
+            state = kept[int(rng.integers(len(kept)))][1] if kept and rng.random() < _SHARE else start
             before = best.spent
             lowest, first = (math.inf, state), problem.cost(state).run_secs
             for _ in range(self.horizon):
@@ -61,8 +68,8 @@ class RandomSearch:
                 secs = problem.cost(lowest[1], confirmed=True).run_secs
                 if math.isfinite(secs) and secs not in [each[0] for each in kept]:
                     kept = sorted([*kept, (secs, lowest[1])], key=lambda each: each[0])[: self.remembered]
-            if best.spent == before and not any(problem.start.sites.values()):
-                break  # nothing applies to the start graph: no walk will ever move
+            if best.spent == before and not any(start.sites.values()):
+                break  # nothing applies where walks begin: none will ever move
         return best.result()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -12,6 +13,8 @@ from small_models import LANES, MODELS
 from rlflow_tvm.envs import GraphRewriteEnv, ManyModelsEnv, RewriteProblem
 from rlflow_tvm.errors import EnvError
 from rlflow_tvm.passes import CATALOGUE, Plan, RuleSet, default_rules
+from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
+from rlflow_tvm.search.beginnings import exhausted
 
 
 def make_env(name: str, rules: RuleSet | None = None) -> GraphRewriteEnv:
@@ -121,6 +124,37 @@ def test_an_episode_begins_at_a_remembered_graph(env):
     assert len(env.current.plan) == 0
     with pytest.raises(EnvError, match="no model other here"):
         env.reset(seed=0, options={"start": {**start, "model": "other"}})
+
+
+def test_episodes_begin_at_the_end_of_a_given_plan():
+    """With their whole horizon; what they save is reckoned from there."""
+    problem = RewriteProblem(MODELS["conv_chain"](), FakeCostModel(), default_rules(LANES))
+    settled = exhausted(problem.start, TERMINATING_FAMILIES["layout"])
+    env = ManyModelsEnv({"one": GraphRewriteEnv(problem=problem, horizon=4, begin=settled.plan, reward="improvement")})
+    for seed in range(3):
+        observation, info = env.reset(seed=seed)
+        assert env.current.plan == settled.plan
+        assert info["run_secs"] == problem.cost(settled).run_secs < problem.start_secs
+        assert env.current.best_cost.run_secs == info["run_secs"]
+        actions = np.argwhere(observation["location_mask"][:-1])
+        steps, over = 0, False
+        while not over:
+            action = actions[0] if steps == 0 else [len(env.current.rule_names), 0]
+            _, _, terminated, truncated, info = env.step(action)
+            steps, over = steps + 1, terminated or truncated
+        assert steps == 2
+        assert info["episode"]["step"] == 0 or info["episode"]["run_secs"] < problem.cost(settled).run_secs
+    env.reset(seed=0, options={"start": {"model": "one", "plan": dataclasses.asdict(problem.start.plan)}})
+    assert len(env.current.plan) == 0
+    with pytest.raises(EnvError, match="cannot be priced"):
+        GraphRewriteEnv(
+            problem=RewriteProblem(
+                MODELS["conv_chain"](),
+                FakeCostModel(fails=lambda node: node.op == "relax.layout_transform"),
+                default_rules(LANES),
+            ),
+            begin=settled.plan,
+        )
 
 
 def test_no_models_are_refused():

@@ -113,7 +113,7 @@ def test_models_on_a_gpu_are_kept_as_they_come(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_gpu, "torch_with_cuda", lambda: None)
     monkeypatch.setattr(bench_gpu, "best_rates", lambda *_: (1e12, 1e9))
     monkeypatch.setattr(bench_gpu, "bench_model", bench_model)
-    options = argparse.Namespace(dtype="float32", rounds=1, against=(), kernels=False, out=out)
+    options = argparse.Namespace(dtype="float32", rounds=1, against=(), search=None, kernels=False, out=out)
     target = SimpleNamespace(attrs={"arch": "sm_90"})
     options.models = ["right", "unknown", "interrupted"]
     with pytest.raises(KeyboardInterrupt):

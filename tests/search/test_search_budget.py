@@ -101,4 +101,4 @@ def test_an_agent_that_stops_at_once_now_and_then_spends_its_budget():
 
     problem = problem_of(conv_net())
     policy = Hesitates((), tuple(rule.name for rule in problem.ruleset.rules))
-    assert AgentSearch(policy, horizon=5, budget=Budget(40)).run(problem).env_steps == 40
+    assert AgentSearch(policy, settled=False, horizon=5, budget=Budget(40)).run(problem).env_steps == 40

@@ -30,7 +30,7 @@ from rlflow_tvm.search import (
     random_action,
 )
 from rlflow_tvm.search.agent_search import AgentSearch
-from rlflow_tvm.search.family import exhausted
+from rlflow_tvm.search.beginnings import beginnings, exhausted
 
 PLATEAU = {**COSTS, "relax.layout_transform": 1.0}
 """With blocked convolutions at 98.5, blocking one of two costs 0.5 % more: only meeting transforms pay."""
@@ -96,7 +96,9 @@ def searches(problem: RewriteProblem) -> dict[str, Any]:
         **{name: make_search(name) for name in SEARCHES},
         **{name: make_search(name, budget=Budget(400)) for name in ("backtracking", "beam", "variable-depth")},
         "random": RandomSearch(seed=3, budget=Budget(150), horizon=20),
-        "agent": AgentSearch(Scripted(("block_conv", "unpack_after_binary"), names), seed=1, samples=2, horizon=15),
+        "agent": AgentSearch(
+            Scripted(("block_conv", "unpack_after_binary"), names), seed=1, samples=2, horizon=15, settled=False
+        ),
     }
 
 
@@ -206,6 +208,30 @@ def test_family_search_on_the_smallest_budget_has_priced_every_start():
     assert FamilySearch(budget=Budget(1)).run(problem).run_secs_after <= exhausted_secs
 
 
+@pytest.mark.parametrize("blocked_conv", [60.0, 150.0])
+def test_agents_and_walks_begin_where_family_search_does(blocked_conv):
+    """At the cheapest graph of those in which a family is settled, the model's own among them."""
+
+    class Stops(Scripted):
+        def draw(self, observations: Any, rng: np.random.Generator, episodes: Any) -> np.ndarray:
+            return np.array([[len(self.names), 0]] * len(observations))
+
+    problem = problem_of(conv_chain(), LAYOUT, blocked_conv=blocked_conv)
+    found = beginnings(problem)
+    settled = exhausted(problem.start, TERMINATING_FAMILIES["layout"])
+    cheap = problem.cost(settled).run_secs < problem.start_secs
+    assert cheap == (blocked_conv < 100.0)
+    order = [settled, problem.start] if cheap else [problem.start, settled]
+    assert [each.state.plan for each in found] == [state.plan for state in order]
+    assert [each.run_secs for each in found] == sorted(problem.cost(each.state).run_secs for each in found)
+    policy = Stops((), tuple(rule.name for rule in problem.ruleset.rules))
+    stopped = AgentSearch(policy, horizon=5, budget=Budget(40)).run(problem)
+    assert (stopped.plan, stopped.env_steps) == (found[0].state.plan, 0)
+    walked = RandomSearch(seed=0, budget=Budget(1), settled=True).run(problem)
+    assert walked.run_secs_after <= found[0].run_secs
+    assert AgentSearch(policy, settled=False, horizon=5).run(problem).plan == problem.start.plan
+
+
 @pytest.mark.parametrize("budget", [1, 10, 100])
 def test_family_search_keeps_to_its_budget(budget):
     result = FamilySearch(budget=Budget(budget)).run(problem_of(conv_net(), costs=PLATEAU, blocked_conv=98.5))
@@ -309,19 +335,19 @@ def test_agent_search_follows_the_policy_once_then_samples():
     problem = problem_of(conv_chain(), LAYOUT)
     script = ("block_conv", "unpack_after_binary", "unpack_after_unary", "block_conv", "cancel_pack_of_unpack")
     policy = Scripted(script, tuple(rule.name for rule in problem.ruleset.rules))
-    result = AgentSearch(policy, samples=0).run(problem)
+    result = AgentSearch(policy, settled=False, samples=0).run(problem)
     assert tuple(action.split("@")[0] for action in result.plan.actions) == script
     assert policy.acted == len(script)  # then nothing is left to rewrite
     assert [policy.names[rule] for rule, _ in policy.told] == list(script)
     after = problem.cost(problem.replay(result.plan)).run_secs
     assert sum(saved for _, saved in policy.told) == pytest.approx(100 * (1 - after / problem.start_secs))
     sampling = Scripted((), policy.names)
-    AgentSearch(sampling, samples=19, horizon=5).run(problem_of(conv_chain(), LAYOUT))
+    AgentSearch(sampling, settled=False, samples=19, horizon=5).run(problem_of(conv_chain(), LAYOUT))
     assert (sampling.acted, sampling.begun) == (1, [1, 16, 3])
     assert [episodes for episodes in sampling.drawn if len(episodes) == 16] == [list(range(16))]
     assert all(set(episodes) <= set(range(16)) for episodes in sampling.drawn)
     limited = Scripted((), policy.names)
-    found = AgentSearch(limited, horizon=5, budget=Budget(40)).run(problem_of(conv_chain(), LAYOUT))
+    found = AgentSearch(limited, settled=False, horizon=5, budget=Budget(40)).run(problem_of(conv_chain(), LAYOUT))
     assert found.env_steps == 40
     assert sum(rule < len(limited.names) for rule, _ in limited.told) == 40  # the rest were stops
 
@@ -333,7 +359,7 @@ def test_agent_search_ends_where_the_policy_stops_at_once():
 
     problem = problem_of(conv_chain(), LAYOUT)
     policy = Stops((), tuple(rule.name for rule in problem.ruleset.rules))
-    found = AgentSearch(policy, horizon=5, budget=Budget(40)).run(problem)
+    found = AgentSearch(policy, settled=False, horizon=5, budget=Budget(40)).run(problem)
     assert (found.env_steps, policy.begun) == (0, [1, *[16] * 16])
 
 
@@ -359,7 +385,7 @@ def test_agent_search_that_is_stopped_while_the_policy_computes_hands_back_the_b
     problem = problem_of(conv_chain(), LAYOUT)
     script = () if sampled else ("block_conv", "unpack_after_binary")
     policy = Interrupted(script, tuple(rule.name for rule in problem.ruleset.rules))
-    found = AgentSearch(policy, horizon=5).run(problem)
+    found = AgentSearch(policy, settled=False, horizon=5).run(problem)
     assert problem.stopped
     assert found.run_secs_after < found.run_secs_before
     assert len(found.plan) == 1
@@ -369,10 +395,10 @@ def test_agent_search_hands_back_the_best_state_not_the_last():
     problem = problem_of(conv_chain(), LAYOUT)
     names = tuple(rule.name for rule in problem.ruleset.rules)
     script = ("block_conv", "unpack_after_binary", "unpack_after_unary", "block_conv", "unpack_after_binary")
-    result = AgentSearch(Scripted(script[:4], names), samples=0).run(problem)
+    result = AgentSearch(Scripted(script[:4], names), settled=False, samples=0).run(problem)
     assert len(result.plan) == 4
     costly = problem_of(conv_chain(), LAYOUT, blocked_conv=150.0)
-    assert len(AgentSearch(Scripted(script[:4], names), samples=0).run(costly).plan) == 0
+    assert len(AgentSearch(Scripted(script[:4], names), settled=False, samples=0).run(costly).plan) == 0
 
 
 def test_measurements_are_counted_from_the_search_on():

@@ -1,0 +1,56 @@
+"""Graphs to begin a search at, besides the model's own: a whole family of rules settled first."""
+
+from __future__ import annotations
+
+import logging
+import math
+from operator import attrgetter
+from typing import NamedTuple
+
+from rlflow_tvm.envs import RewriteProblem
+from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.passes import GraphState, RewriteAction
+from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
+
+log = logging.getLogger("rlflow_tvm")
+
+
+class Beginning(NamedTuple):
+    """A graph and its price, confirmed."""
+
+    run_secs: float
+    state: GraphState
+
+
+def beginnings(problem: RewriteProblem) -> list[Beginning]:
+    """The model's graph and those in which a terminating family of rules is exhausted, the cheapest first.
+
+    A blocked layout pays once most of a network is in it, and costs until then: no search by single rewrites gets there
+    soon. Applying all of the family's rules wherever they apply does, without pricing the graphs on the way; so they
+    count as no environment steps.
+    """
+    found = {problem.start.structural_hash: Beginning(problem.start_secs, problem.start)}
+    for family in TERMINATING_FAMILIES.values():
+        state = exhausted(problem.start, family)
+        if problem.stopped or state.graph.is_empty or state.structural_hash in found:
+            continue
+        cost = problem.cost(state, confirmed=True)
+        if not math.isfinite(cost.run_secs):
+            log.warning("a family's graph is passed over: %s fails", ", ".join(cost.failed))
+            continue
+        found[state.structural_hash] = Beginning(cost.run_secs, state)
+    return sorted(found.values(), key=attrgetter("run_secs"))
+
+
+def exhausted(state: GraphState, rules: tuple[str, ...]) -> GraphState:
+    """`state` after applying `rules` until none applies, earlier ones first, each at its first site."""
+    refused: set[tuple[int, RewriteAction]] = set()
+    while True:
+        actions = (RewriteAction(rule, site) for rule in rules for site in state.sites.get(rule, ()))
+        action = next((a for a in actions if (state.structural_hash, a) not in refused), None)
+        if action is None:
+            return state
+        try:
+            state = state.apply(action)
+        except RewriteError:  # a site that cannot be rewritten is passed over, as it is in `RewriteProblem`
+            refused.add((state.structural_hash, action))
