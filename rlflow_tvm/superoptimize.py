@@ -150,7 +150,10 @@ def agent_search(path: str | Path, seed: int = 0, budget: Budget | None = None) 
     if agent.metadata.get("rules") != names:
         raise AgentError(f"{path}: the agent was trained with other rules than this version has: train it again")
     horizon = int(agent.metadata["horizon"])
-    return OneThread(AgentSearch(agent, seed, horizon=horizon, budget=budget, environment=kind.environment))
+    settled = "begins" in agent.metadata
+    return OneThread(
+        AgentSearch(agent, seed, horizon=horizon, budget=budget, environment=kind.environment, settled=settled)
+    )
 
 
 @dataclass(frozen=True)

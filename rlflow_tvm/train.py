@@ -50,7 +50,11 @@ def main(
         typer.Option(min=1, help="Steps after which an episode is cut off.", show_default="200, of passes 32"),
     ] = None,
     start: Annotated[
-        Path | None, typer.Option(help="A plan for MODEL that `optimize` wrote: episodes may begin at its graph.")
+        Path | None,
+        typer.Option(
+            help="A plan for MODEL that `optimize` wrote: episodes may begin at its graph, where it is cheaper than "
+            "what they begin at without."
+        ),
     ] = None,
     predict: cli.PredictOption = 0.0,
     reward: Annotated[

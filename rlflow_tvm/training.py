@@ -23,7 +23,7 @@ from rlflow_tvm.errors import AgentError, UsageError
 from rlflow_tvm.frontend import import_models, split_shapes
 from rlflow_tvm.passes import Plan
 from rlflow_tvm.rollouts import FACTORY, description, make_env, make_problems, open_prices, store_rows, structures
-from rlflow_tvm.search import beginnings
+from rlflow_tvm.search import Beginning, beginnings
 
 if TYPE_CHECKING:
     from rlflow_tvm.agents import Episode
@@ -118,7 +118,7 @@ class BestPlans:
 
     def _priced(self, model: str, plan: Plan) -> float:
         problem = self._problems[model]
-        return problem.cost(problem.start.replay(plan), confirmed=True).run_secs
+        return problem.cost(problem.replay(plan), confirmed=True).run_secs
 
     def outcomes(self) -> tuple[ModelOutcome, ...]:
         return tuple(
@@ -213,6 +213,26 @@ def _alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
+def _told(begin: Beginning) -> str:
+    """A graph to begin at, as a checkpoint names it."""
+    return f"{begin.state.structural_hash:016x}"
+
+
+def _begun(out: Path) -> dict[str, str]:
+    """Model -> the graph that the training in a folder begins at."""
+    from rlflow_tvm.agents.checkpoint import FILE_NAME, load_checkpoint
+
+    begun: dict[str, str] = load_checkpoint(out / FILE_NAME, prefix="none")[1]["metadata"].get("begins", {})
+    return begun
+
+
+def beginning_of(problem: RewriteProblem, begun: str | None) -> Beginning:
+    """The cheapest of a problem's beginnings, or that which a training has begun at: another may be the cheapest when
+    kernels have been measured again."""
+    found = beginnings(problem)
+    return next((each for each in found if _told(each) == begun), found[0])
+
+
 def train_on_models(
     models: Mapping[str, Path],
     agent: str,
@@ -239,9 +259,9 @@ def train_on_models(
     many actors of the Ray cluster at that address (by default one for each of its processors). `remote`: the
     machines that kernels are measured on, in place of this one. `predict`: how much of a graph's time may be predicted
     in a step; the best plans are measured. `reward`: one of `envs.rewards.REWARDS`. `settings`: of the agent, by name,
-    where they are not to be the defaults. `starts`: of some models a plan file, as a search
-    finds it: its graph is remembered from the beginning. Episodes that begin at no remembered graph begin at the
-    cheapest of a model's `beginnings`.
+    where they are not to be the defaults. Episodes that begin at no remembered graph begin at the cheapest of a model's
+    `beginnings`. `starts`: of some models a plan file, as a search finds it: its graph, where that is cheaper, is
+    remembered from the beginning.
 
     AgentError, UsageError or PlanError, before anything is imported or priced, if `out` or a file of `starts` cannot be
     used; AgentError while another process trains in `out`, or if the training in it was on other modules, for another
@@ -263,21 +283,23 @@ def train_on_models(
     elsewhere = ray is not None or (workers is not None and workers > 1)
     with open_prices(target, elsewhere, remote, predict) as prices, ExitStack() as stack:
         problems = make_problems(modules, prices.cost_model)
-        found = {name: beginnings(problem)[0] for name, problem in problems.items()}
-        begins = {name: begin.state.plan for name, begin in found.items()}
+        begun = _begun(out) if resume else {}
+        found = {name: beginning_of(problem, begun.get(name)) for name, problem in problems.items()}
+        begins = {name: begin.state.plan for name, begin in found.items() if begin.state.actions}
         env = make_env(problems, horizon, reward, kind.environment, begins)
 
         priced = {
-            name: problems[name].cost(problems[name].start.replay(plan), confirmed=True) for name, plan in given.items()
+            name: problems[name].cost(problems[name].replay(plan), confirmed=True).run_secs
+            for name, plan in given.items()
         }
 
         @cache  # at the first step: only then is it known that the plans in the folder are of this training
         def plans() -> BestPlans:
             best = BestPlans(out, problems)
+            for name, plan in given.items():
+                best.offer(name, plan, priced[name], 0)
             for name, begin in found.items():
                 best.offer(name, begin.state.plan, begin.run_secs, 0)
-            for name, plan in given.items():
-                best.offer(name, plan, priced[name].run_secs, 0)
             return best
 
         @cache
@@ -321,7 +343,7 @@ def train_on_models(
             metadata={
                 "models": list(models),
                 "structures": structures(problems),
-                "begins": [f"{begin.state.structural_hash:016x}" for begin in found.values()],
+                "begins": {name: _told(begin) for name, begin in found.items()},
                 "shapes": {name: list(shape) for name, shape in shapes.items()},
                 "target": str(target) if remote is None else f"{target} rpc:{remote.key}",
                 "rules": list(env.current.rule_names),
@@ -331,8 +353,9 @@ def train_on_models(
             },
             workers=Workers(FACTORY, told, workers, ray) if elsewhere else None,
             starts=[
-                {"model": name, "run_secs": priced[name].run_secs, "plan": dataclasses.asdict(plan)}
+                {"model": name, "run_secs": priced[name], "plan": dataclasses.asdict(plan)}
                 for name, plan in given.items()
+                if priced[name] < found[name].run_secs
             ],
         )
         plans().finish()

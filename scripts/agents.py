@@ -55,6 +55,9 @@ METHODS = [
 DRAWN = set(METHODS) - {"greedy", "backtracking", "beam", "family", "variable-depth"}
 """Methods that depend on the seed."""
 EPISODES = 16
+BEGUN = "settled"
+"""Where episodes of agents, and walks from no remembered graph, begin: said in their results, as those of former
+versions began at the model."""
 METRICS = ("run_secs", "launch_secs", "kernels", "flops", "bytes_moved", "peak_bytes")
 """Of a graph's cost, what is kept of the first and of the cheapest graph."""
 
@@ -195,7 +198,13 @@ def done(run: Run, out: Path) -> None:
     except RlflowError as error:  # as where a process that another call began still trains there
         print(f"  error: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
-    write_json(path, {**dataclasses.asdict(run), "prices": prices(run.target), **row})
+    begun = {"begun": BEGUN} if _settles(run) else {}
+    write_json(path, {**dataclasses.asdict(run), "prices": prices(run.target), **begun, **row})
+
+
+def _settles(run: Run) -> bool:
+    """Whether the method begins at the cheapest of a problem's `beginnings`."""
+    return run.method not in SEARCHES or run.method == "random-restarts"
 
 
 @contextmanager
@@ -271,6 +280,8 @@ def check_options(run: Run, out: Path) -> None:
     if not path.exists():
         return
     row = json.loads(path.read_text())
+    if _settles(run) and row.get("begun") != BEGUN:
+        raise UsageError(f"{path}: is of a version of this script whose runs began at the model; give another --out")
     # an episode's steps are nothing to a search; earlier versions told no settings where they were the usual ones
     for name in ("settings", "predict") if run.method in SEARCHES else ("settings", "predict", "horizon"):
         if row.get(name, {}) != getattr(run, name):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from temperature import experience, learnt_model, places_of
+from temperature import begin_of, experience, learnt_model, places_of
 
 from rlflow_tvm import from_onnx
 from rlflow_tvm.agents.observation import actions_at
@@ -84,7 +84,8 @@ def main() -> int:
         torch_settings(config.threads),
     ):
         problem = RewriteProblem(from_onnx(model_path(options.model)), cost_model)
-        env = GraphRewriteEnv(problem=problem, horizon=metadata["horizon"], reward=metadata["reward"])
+        begin = begin_of(problem, metadata)
+        env = GraphRewriteEnv(problem=problem, horizon=metadata["horizon"], reward=metadata["reward"], begin=begin)
         for seed in range(options.rounds + 1):
             found = {0: real(env, policy, cost_model, seed)}
             found |= {batch: dreamt(dream, batch, seed) for batch in options.batches}

@@ -4,8 +4,9 @@
         --steps 8000 --seeds 5 --out runs/general
 
 For each seed an agent is trained once (and gone on with where it was interrupted), then it acts on each unseen model
-for a number of steps, without learning. Beside it stand family search to its own end, and random walks that begin where
-the agent does (`--search random-restarts`), for as many steps: shares are (gain - 1) of (family search's gain - 1).
+for a number of steps, without learning. Beside it stand family search to its own end, and random walks from where the
+agent begins and from the cheapest graphs met (`--search random-restarts`), for as many steps: shares are (gain - 1) of
+(family search's gain - 1).
 Gains are graph gains. Goes on with what is in --out; `scripts/paper.py xrlflow-shapes OUT` prints the table again.
 """
 
@@ -28,6 +29,8 @@ from rlflow_tvm.search import Budget, make_search
 from rlflow_tvm.superoptimize import agent_search
 from rlflow_tvm.training import train_on_models
 
+AGAINST = WALKS, SEARCH = ["random-restarts", "family"]
+
 
 def trained(options: argparse.Namespace, seed: int) -> Path:
     """The checkpoint of the agent with this seed."""
@@ -46,10 +49,10 @@ def tried(options: argparse.Namespace, model: str, seed: int, checkpoint: Path) 
     run = Run(model, options.agent, seed, options.budget, options.horizon, options.predict, options.target)
     searches = {
         "agent": agent_search(checkpoint, seed, Budget(options.budget)),
-        "random-restarts": make_search("random-restarts", seed, Budget(options.budget)),
+        WALKS: make_search(WALKS, seed, Budget(options.budget)),
     }
     if seed == 0:
-        searches["family"] = make_search("family")
+        searches[SEARCH] = make_search(SEARCH)
     return {"model": model, "seed": seed, **{name: searched(run, each)[1] for name, each in searches.items()}}
 
 
@@ -70,7 +73,7 @@ def main() -> int:
     path = options.out / "results.json"
     rows = json.loads(path.read_text()) if path.exists() else []
     made = {name: getattr(options, name) for name in ("train", "agent", "steps", "budget", "horizon", "predict")}
-    made["prices"] = prices(options.target)
+    made |= {"prices": prices(options.target), "against": AGAINST}
     try:
         check_made(path, rows, made)
     except UsageError as error:

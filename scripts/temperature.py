@@ -5,8 +5,8 @@
 
 For each temperature and seed a controller learns in dreams alone, with the V and M of the training in RUN; then it
 plays real episodes, which nobody learns from. Scores are returns of an episode: in dreams those of the last update
-(they begin all along real episodes, so that they need not be as large as real ones), in the real environment from the
-start graph. As RLFlow's table 3. Goes on with what is in --out.
+(they begin all along real episodes, so that they need not be as large as real ones), in the real environment from where
+the agent begins. As RLFlow's table 3. Goes on with what is in --out.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ from rlflow_tvm.cli import model_path, parse_target, write_json
 from rlflow_tvm.cost import CostModel, KernelDatabase, PredictionPolicy, default_path
 from rlflow_tvm.envs import GraphRewriteEnv, RewriteProblem
 from rlflow_tvm.errors import UsageError
+from rlflow_tvm.passes import Plan
+from rlflow_tvm.training import beginning_of
 
 EPISODES = 8
 RLFLOW = [0.1, 0.5, 0.75, 1.0, 1.2, 1.5, 1.75, 2.0, 2.5, 3.0]
@@ -65,6 +68,12 @@ def places_of(rollouts: Rollouts) -> Places:
     places = Places()
     places.learn(rollouts.episodes)
     return places
+
+
+def begin_of(problem: RewriteProblem, metadata: Mapping[str, Any]) -> Plan | None:
+    """Where the episodes of a training on one model begin; None at the model, as those of former versions do."""
+    begun = metadata.get("begins")
+    return None if begun is None else beginning_of(problem, *begun.values()).state.plan
 
 
 def scores(dream: Dream, eyes: Eyes, places: Places, config: WorldModelConfig, env: GraphRewriteEnv, seed: int) -> Row:
@@ -112,7 +121,8 @@ def main() -> int:
         torch_settings(config.threads),
     ):
         problem = RewriteProblem(from_onnx(model_path(options.model)), cost_model)
-        env = GraphRewriteEnv(problem=problem, horizon=metadata["horizon"], reward=metadata["reward"])
+        begin = begin_of(problem, metadata)
+        env = GraphRewriteEnv(problem=problem, horizon=metadata["horizon"], reward=metadata["reward"], begin=begin)
         for seed in range(options.seeds):
             for temperature in options.temperatures:
                 if (temperature, seed) not in there:

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from rlflow_tvm import rollouts, training
 from rlflow_tvm.agents.candidate.config import CandidateConfig
+from rlflow_tvm.agents.checkpoint import load_checkpoint
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.registry import AgentKind
 from rlflow_tvm.agents.world.config import WorldModelConfig
@@ -21,7 +22,8 @@ from rlflow_tvm.errors import AgentError, PlanError, RlflowError, UsageError
 from rlflow_tvm.frontend import from_onnx
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.passes import Plan
-from rlflow_tvm.search import Greedy
+from rlflow_tvm.search import Greedy, beginnings
+from rlflow_tvm.search.result import moves
 from rlflow_tvm.superoptimize import agent_search
 
 HERE = as_target({"kind": "llvm", "mcpu": "znver4", "num-cores": 2})
@@ -32,9 +34,10 @@ class Priced(FakeCostModel):
     """A cost model as a training opens it; counts what all of them are asked."""
 
     questions = 0
+    blocked_conv = 60.0
 
     def __init__(self, target, timer=None, policy=None) -> None:
-        super().__init__()
+        super().__init__(blocked_conv=self.blocked_conv)
         self.target = target
 
     def cost(self, mod, *, reach=None, confirmed=False):
@@ -126,6 +129,40 @@ def test_two_processes_do_not_train_in_one_folder(chain, tmp_path):
             train(chain, out, steps=steps, resume=True)
     assert (out / "agent.safetensors").read_bytes() == before
     assert train(chain, out, steps=steps, resume=True).env_steps >= steps
+
+
+def test_a_training_begins_where_a_family_is_settled(network, tmp_path, monkeypatch):
+    problem = RewriteProblem(from_onnx(network), Priced(HERE))
+    begin = beginnings(problem)[0]
+    assert begin.run_secs < problem.start_secs
+    dearer = problem.start.apply(next(move for move in moves(problem.start) if move.rule == "block_conv"))
+    assert begin.run_secs < problem.cost(dearer).run_secs
+    dearer.plan.save(tmp_path / "dearer.json")
+
+    def train_it(steps: int, **options):
+        return training.train_on_models(
+            {"net": network}, "ppo", HERE, seed=0, out=tmp_path / "out", horizon=5, steps=steps,
+            starts={"net": tmp_path / "dearer.json"}, **options,
+        )  # fmt: skip
+
+    def curve():
+        return [json.loads(line) for line in (tmp_path / "out" / "best.jsonl").read_text().splitlines()]
+
+    first = train_it(30)
+    begun = [each["run_secs"] for each in curve() if each["env_steps"] == 0]
+    assert begun[-1] == begin.run_secs
+    assert all(
+        each["plan"]["actions"][: len(begin.state.actions)] == list(begin.state.plan.actions)
+        for each in curve()[len(begun) :]
+    )
+    remembered = load_checkpoint(first.checkpoint, prefix="none")[1]["archive"]["net"]
+    assert remembered
+    assert max(each["run_secs"] for each in remembered) < begin.run_secs  # what is dearer is nothing to go on from
+    monkeypatch.setattr(Priced, "blocked_conv", 150.0)  # as where kernels have been measured again: it goes on there
+    problem = RewriteProblem(from_onnx(network), Priced(HERE))
+    assert not beginnings(problem)[0].state.actions
+    again = train_it(first.env_steps + 1, resume=True)
+    assert again.env_steps > first.env_steps
 
 
 def test_an_unknown_reward_is_refused_at_once(chain, tmp_path):

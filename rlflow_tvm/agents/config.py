@@ -29,7 +29,7 @@ class PPOConfig:
         target_kl: stop an update's epochs once the approximate KL exceeds 1.5 times this; None: never.
         scale_rewards: divide rewards by the running deviation of the discounted return.
         normalise_values: learn values in units of their own mean and deviation (PopArt, van Hasselt et al. 2016).
-        remembered_share: of the episodes, those that begin at a remembered graph rather than at the start.
+        remembered_share: of the episodes, those that begin at a remembered graph rather than at the beginning.
         remembered: graphs of each model that are remembered, the cheapest.
         informed_share: of the episodes, those in which the policy is told of places what it knows, or in half of them
             what it imagines (in dreams, what is known).

@@ -49,7 +49,7 @@ class TrainingResult:
     env_steps: int
     episodes: int
     updates: int
-    mean_return: float | None  # of the last update's episodes from the start, drawn, or that judge a world model's
+    mean_return: float | None  # of the last update's episodes from the beginning, drawn, or that judge a world model's
     mean_length: float | None  # of all episodes of the last update
     best_return: float | None
     best_run_secs: float | None
@@ -74,7 +74,7 @@ class _Counts:
 
     def add(self, episodes: list[Episode]) -> None:
         """Take in one update's episodes."""
-        # from a remembered graph less is to be gained than from the start
+        # from a remembered graph less is to be gained than from the beginning
         begun = [episode for episode in episodes if not episode.remembered]
         returns = [episode.total_reward for episode in begun]
         drawn = [episode.total_reward for episode in begun if not episode.likeliest]

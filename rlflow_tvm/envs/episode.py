@@ -14,7 +14,7 @@ import tvm
 from rlflow_tvm.cost import CostModel, GraphCost, KernelDatabase, default_path
 from rlflow_tvm.envs.problem import RewriteProblem
 from rlflow_tvm.envs.rewards import INVALID_ACTION_REWARD, REWARDS, Reward, Step
-from rlflow_tvm.errors import EnvError
+from rlflow_tvm.errors import EnvError, RlflowError
 from rlflow_tvm.passes import GraphState, Plan, RewriteAction, RuleSet
 
 ActionT = TypeVar("ActionT")
@@ -30,8 +30,8 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
     counts as just that. It is `truncated` after `horizon` steps, and with `reset`'s option "patience" after so many
     without a graph cheaper than all of the episode. An illegal action leaves the graph as it is, for a
     reward of -100. The state is the start module and the actions since: `replay` and `fork` build on that. Episodes
-    begin, with their whole horizon, at the end of the plan `begin`, by default at the module, or of the plan that is
-    `reset`'s option of that name.
+    begin, with their whole horizon, at the end of the plan `begin`, by default at the module, or where `reset`'s option
+    "plan" ends.
 
     An info tells `run_secs`, `kernels`, `flops` and `bytes_moved` of the graph now, and the applied `rule`; where the
     reward had a graph run as a whole, `end_to_end_secs` besides, to be held against `run_secs`.
@@ -72,7 +72,11 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         self._start_cost = self.problem.cost(self.problem.start)
         if self._start_cost.run_secs <= 0.0:
             raise EnvError("the module costs nothing (it only changes shapes): there is nothing to gain, nor a reward")
-        self._begins = (self.problem.start, self._start_cost) if begin is None else self._end_of(begin)
+        try:
+            self._beginning = (self.problem.start, self._start_cost) if begin is None else self._end_of(begin)
+        except RlflowError:
+            self.close()
+            raise
         self.observation_space, self.action_space = self._spaces()
         self._begin()
 
@@ -86,7 +90,7 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         """Of observations and actions."""
 
     def _begin(self) -> None:
-        self.state, self.cost = self._begins
+        self.state, self.cost = self._beginning
         self._first, self._first_secs, self.best_cost = self.state, self.cost.run_secs, self.cost
         self._steps = 0
         self._patience, self._better = math.inf, 0  # steps to wait for a cheaper graph; the one that led to the last
@@ -194,12 +198,12 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
             Step(
                 before=before,
                 after=after,
-                start=self._start_cost,
+                start=self._beginning[1],
                 best=self.best_cost,
                 number=self._steps,
                 terminated=terminated,
                 truncated=truncated,
-                start_secs=lambda: self.problem.end_to_end(self.problem.start),
+                start_secs=lambda: self.problem.end_to_end(self._beginning[0]),
                 first_secs=lambda: self.problem.end_to_end(self._first),
                 after_secs=after_secs,
             )
@@ -227,9 +231,13 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         """As `replay`, but nobody has looked at the state yet."""
         state, cost = self._end_of(plan)
         self._begin()
+        begun = self._beginning[0].plan.actions
+        if plan.actions[: len(begun)] != begun:  # it does not lead through there
+            begun, self._first, self.best_cost = (), self.problem.start, self._start_cost
+            self._first_secs = self._start_cost.run_secs
         self.state, self.cost = state, cost
-        self.best_cost = min(self._begins[1], self.cost, key=lambda c: c.run_secs)  # of those that were priced
-        self._steps = len(plan)
+        self.best_cost = min(self.best_cost, self.cost, key=lambda c: c.run_secs)  # of those that were priced
+        self._steps = len(plan) - len(begun)
 
     def _end_of(self, plan: Plan) -> tuple[GraphState, GraphCost]:
         """A plan's graph and its cost; errors as `replay`'s."""

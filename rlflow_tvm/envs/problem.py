@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 from functools import lru_cache
 
 import tvm
@@ -32,7 +33,8 @@ class RewriteProblem:
         self.stopped = False
         self.refusals: dict[tuple[int, str], str] = {}
         self._end_to_end: dict[int, float] = {}
-        self._replay = lru_cache(maxsize=32)(self.start.replay)
+        self._kept = [self.start]
+        self._replay = lru_cache(maxsize=32)(self._replayed)
         if self.start.graph.is_empty:
             raise EnvError("the module computes nothing from its inputs: there is nothing to rewrite")
         self._reach = cost_model.reach(self.start.graph)
@@ -67,6 +69,16 @@ class RewriteProblem:
     def replay(self, plan: Plan) -> GraphState:
         """The state at a plan's end, remembered for the last few plans; errors as `GraphState.replay`'s."""
         return self._replay(plan)
+
+    def _replayed(self, plan: Plan) -> GraphState:
+        plan.check_start(self.start.structural_hash)
+        way = (each for each in self._kept if plan.actions[: len(each.actions)] == each.plan.actions)
+        last = max(way, key=lambda state: len(state.actions))
+        return last.replay(replace(plan, actions=plan.actions[len(last.actions) :], start_hash=last.structural_hash))
+
+    def keep(self, state: GraphState) -> None:
+        """Have plans that lead through `state` replayed from there: many of them have the same long beginning."""
+        self._kept.append(state)
 
     def kernels(self, state: GraphState) -> list[Kernel]:
         """The kernels whose times `cost` sums up."""

@@ -18,9 +18,9 @@ class Step:
     """One step of an episode: the costs of four graphs, and where in the episode it stands.
 
     `before`, `after`: the graphs on both sides of the step (the same one where the step stopped or was refused);
-    `start`: the model's own; `best`: the cheapest before this step. `number` counts from 1. `terminated`,
-    `truncated`: as gymnasium has them. `start_secs()`, `after_secs()`: seconds of a run, measured end to end;
-    `first_secs()`: of the graph that the episode began with, the start or a remembered one.
+    `start`: where episodes begin, mostly the model's own; `best`: the cheapest before this step. `number` counts from
+    1. `terminated`, `truncated`: as gymnasium has them. `start_secs()`, `after_secs()`: seconds of a run, measured end
+    to end; `first_secs()`: of the graph that this episode began with, the start or a remembered one.
     """
 
     before: GraphCost
@@ -59,7 +59,7 @@ class IncrementalReward(_Stateless):
 
 
 class RelativeReward(_Stateless):
-    """100 (RT(t-1) - RT(t)) / RT(0): RLFlow's incremental run time in percent of the first graph's (X-RLflow)."""
+    """100 (RT(t-1) - RT(t)) / RT(0): RLFlow's incremental run time in percent of the start's (X-RLflow)."""
 
     def __call__(self, step: Step) -> float:
         return _percent(step.before.run_secs - step.after.run_secs, step.start.run_secs)
@@ -68,7 +68,7 @@ class RelativeReward(_Stateless):
 class MixedReward(_Stateless):
     """RLFlow's alpha (RT(t-1) - RT(t)) + beta (M(t-1) - M(t)), M being the bytes that kernels read and write.
 
-    Both in percent of the first graph's. RLFlow's grid search found alpha = 0.8, beta = 1 - alpha.
+    Both in percent of the start's. RLFlow's grid search found alpha = 0.8, beta = 1 - alpha.
     """
 
     def __init__(self, alpha: float = 0.8) -> None:
@@ -107,13 +107,13 @@ class EndToEndReward:
 
 
 class ImprovementReward(_Stateless):
-    """By how much the step beats the cheapest graph of the episode so far, in percent of the first graph's run time;
+    """By how much the step beats the cheapest graph of the episode so far, in percent of the start's run time;
     a tenth of the weight is `RelativeReward`'s.
 
     What counts in a search is the best graph on the way. Under `RelativeReward` alone a policy that is still random
     loses on average, so that stopping at once looks best and is learned first. Under improvement alone nothing is
     lost by going on, and the policy never learns to stop at its best graph. The sum over an episode is
-    0.9 (start - best) + 0.1 (start - last).
+    0.9 (first - best) + 0.1 (first - last), of the graph that it began with.
     """
 
     RUNTIME_SHARE = 0.1
@@ -126,7 +126,7 @@ class ImprovementReward(_Stateless):
 class ShapedReward:
     """Another reward with potential-based shaping, gamma Phi(s') - Phi(s) (Ng, Harada and Russell 1999).
 
-    Phi is what the graph has saved of `metric` (a field of `GraphCost`), in percent of the first graph's, and zero
+    Phi is what the graph has saved of `metric` (a field of `GraphCost`), in percent of the start's, and zero
     where an episode terminates: then the best policies are those of `base` alone. `gamma` must be the learner's.
     """
 

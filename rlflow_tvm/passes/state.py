@@ -165,7 +165,7 @@ class GraphState:
         plan.check_start(self.structural_hash)
         plan.check_lanes(self.ruleset.lanes)
         state = self
-        for number, text in enumerate(plan.actions, 1):
+        for number, text in enumerate(plan.actions, len(self.actions) + 1):
             try:
                 state = state.apply(RewriteAction.parse(text))
             except RewriteError as error:

@@ -10,12 +10,12 @@ from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.search.backtracking import Backtracking
 from rlflow_tvm.search.beam import Beam
-from rlflow_tvm.search.beginnings import Beginning, beginnings
 from rlflow_tvm.search.budget import Budget
 from rlflow_tvm.search.family import FamilySearch
 from rlflow_tvm.search.greedy import Greedy
 from rlflow_tvm.search.random_walk import RandomSearch, random_action, random_states
 from rlflow_tvm.search.result import Progress, SearchResult
+from rlflow_tvm.search.settled import Beginning, beginnings
 from rlflow_tvm.search.variable_depth import VariableDepth
 
 

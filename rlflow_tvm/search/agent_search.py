@@ -10,10 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlflow_tvm.envs import ENVIRONMENTS, RewriteProblem
-from rlflow_tvm.passes import Plan
-from rlflow_tvm.search.beginnings import beginnings
 from rlflow_tvm.search.budget import Budget
 from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
+from rlflow_tvm.search.settled import Beginning, beginnings
 
 _AT_ONCE = 16
 _IDLE = 16
@@ -35,8 +34,9 @@ class Policy(Protocol):
 @dataclass
 class AgentSearch:
     """One episode of the policy's most likely actions, then `samples` episodes of sampled ones, or with a budget as
-    many as it allows; those go on together, a step of each in turn. The policy is told what its actions saved. All
-    begin, as in its training, at the cheapest of `beginnings`, or where they are not `settled` at the start.
+    many as it allows; those go on together, a step of each in turn. The policy is told what its actions saved, in
+    percent of the graph that they begin with: the cheapest of `beginnings`, or where they are not `settled`, as the
+    trainings of former versions had it, the start.
 
     `environment`: what the policy acts in, one of `envs.ENVIRONMENTS`.
     """
@@ -54,11 +54,8 @@ class AgentSearch:
         rng, policy = np.random.default_rng(self.seed), self.policy.fresh()
         left = self.samples if self.budget is None else math.inf
         best = Incumbent(problem, self.budget or Budget(self.horizon * (1 + self.samples)), progress)
-        begin = problem.start.plan
-        if self.settled:
-            run_secs, state = beginnings(problem)[0]
-            best.offer(state, run_secs)
-            begin = state.plan
+        begin = beginnings(problem)[0] if self.settled else Beginning(problem.start_secs, problem.start)
+        best.offer(begin.state, begin.run_secs)
         self._play(policy, best, begin, None, 1)
         idle = 0
         while left > 0 and idle < _IDLE and not best.exhausted:
@@ -68,10 +65,13 @@ class AgentSearch:
             idle = idle + 1 if best.spent == before else 0
         return best.result()
 
-    def _play(self, policy: Policy, best: Incumbent, begin: Plan, rng: np.random.Generator | None, number: int) -> None:
+    def _play(
+        self, policy: Policy, best: Incumbent, begin: Beginning, rng: np.random.Generator | None, number: int
+    ) -> None:
         """So many episodes at once; the likeliest actions of one without a generator."""
         make = ENVIRONMENTS[self.environment]
-        envs = [make(problem=best.problem, horizon=self.horizon, begin=begin) for _ in range(number)]
+        plan = begin.state.plan or None
+        envs = [make(problem=best.problem, horizon=self.horizon, begin=plan) for _ in range(number)]
         seen = {episode: env.reset(seed=self.seed)[0] for episode, env in enumerate(envs)}
         policy.begin(number)
         while seen and not best.exhausted:
@@ -86,7 +86,7 @@ class AgentSearch:
                 env = envs[episode]
                 cost = env.run_secs
                 observation, _, terminated, truncated, _ = env.step(action)
-                saved.append(100.0 * (cost - env.run_secs) / best.problem.start_secs)
+                saved.append(100.0 * (cost - env.run_secs) / begin.run_secs)
                 best.offer(env.state, env.run_secs)
                 best.report()
                 seen[episode] = observation

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlflow_tvm.envs import RewriteProblem
-from rlflow_tvm.search.beginnings import beginnings
 from rlflow_tvm.search.budget import DEFAULT_BUDGET, Budget
 from rlflow_tvm.search.greedy import Greedy
 from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
+from rlflow_tvm.search.settled import beginnings
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Random search: uniformly random legal moves, from the start again and again, or from the best graphs met too."""
+"""Random search: uniformly random legal moves, again and again from the beginning, or from the best graphs met too."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes import GraphState, RewriteAction
-from rlflow_tvm.search.beginnings import beginnings
 from rlflow_tvm.search.budget import Budget
 from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
+from rlflow_tvm.search.settled import beginnings
 
 DEFAULT_WALKS = Budget(1_000)
 """Random search does not end by itself."""
@@ -27,8 +27,9 @@ class RandomSearch:
 
     `stop` is one more rule, as it is for an agent whose policy is uniform under the masks. With `remembered`, most
     walks begin at one of so many cheapest graphs met (as in Go-Explore, Ecoffet et al. 2021), and a walk is given up
-    where a graph costs more than `limit` times its first; with `settled` the others begin at the cheapest of
-    `beginnings` in place of the start: what is left of an agent that learns nothing.
+    where a graph costs more than `limit` times its first. All other walks begin at the start, or where they are
+    `settled` at the cheapest of `beginnings`. Remembered, limited and settled, it is what is left of an agent that
+    learns nothing.
     """
 
     seed: int = 0

@@ -37,12 +37,12 @@ def unseen_lines(rows: Sequence[Row]) -> list[str]:
         gains = [gain(row["agent"]) for row in own]
         method, end = next((pair for pair in (run(row, ENDS) for row in own) if pair), (NOTHING, None))
         best = 1.0 if end is None else gain(end)
-        walks = [pair[1] for pair in (run(row, WALKS) for row in own) if pair]
+        walks = [pair for pair in (run(row, WALKS) for row in own) if pair]
         cells.append(
             [
                 short(model), str(len(own)),
                 f"{np.median([row['agent']['env_steps'] for row in own]):.0f}", told(gains),
-                told([gain(row) for row in walks]) if walks else NOTHING, method,
+                NOTHING if not walks else f"{told([gain(row) for _, row in walks])} ({walks[0][0]})", method,
                 NOTHING if end is None else f"{best:.3f}", NOTHING if end is None else str(end["env_steps"]),
                 told([(each - 1) / (best - 1) for each in gains], 2) if best > 1 else NOTHING,
                 f"{np.median([row['agent']['curve'][-1][0] for row in own]):.0f}",

@@ -14,7 +14,7 @@ from rlflow_tvm.envs import GraphRewriteEnv, ManyModelsEnv, RewriteProblem
 from rlflow_tvm.errors import EnvError
 from rlflow_tvm.passes import CATALOGUE, Plan, RuleSet, default_rules
 from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
-from rlflow_tvm.search.beginnings import exhausted
+from rlflow_tvm.search.settled import exhausted
 
 
 def make_env(name: str, rules: RuleSet | None = None) -> GraphRewriteEnv:
@@ -127,34 +127,50 @@ def test_an_episode_begins_at_a_remembered_graph(env):
 
 
 def test_episodes_begin_at_the_end_of_a_given_plan():
-    """With their whole horizon; what they save is reckoned from there."""
-    problem = RewriteProblem(MODELS["conv_chain"](), FakeCostModel(), default_rules(LANES))
+    """With their whole horizon; rewards, in percent of that graph's cost, and the limit are reckoned from there."""
+    problem = RewriteProblem(MODELS["conv_net"](), FakeCostModel(), default_rules(LANES))
     settled = exhausted(problem.start, TERMINATING_FAMILIES["layout"])
-    env = ManyModelsEnv({"one": GraphRewriteEnv(problem=problem, horizon=4, begin=settled.plan, reward="improvement")})
-    for seed in range(3):
-        observation, info = env.reset(seed=seed)
-        assert env.current.plan == settled.plan
-        assert info["run_secs"] == problem.cost(settled).run_secs < problem.start_secs
-        assert env.current.best_cost.run_secs == info["run_secs"]
-        actions = np.argwhere(observation["location_mask"][:-1])
-        steps, over = 0, False
-        while not over:
-            action = actions[0] if steps == 0 else [len(env.current.rule_names), 0]
-            _, _, terminated, truncated, info = env.step(action)
-            steps, over = steps + 1, terminated or truncated
-        assert steps == 2
-        assert info["episode"]["step"] == 0 or info["episode"]["run_secs"] < problem.cost(settled).run_secs
+    begin_secs = problem.cost(settled).run_secs
+    assert begin_secs < problem.start_secs
+    inner = GraphRewriteEnv(problem=problem, horizon=1, begin=settled.plan, reward="improvement", limit=1.001)
+    env = ManyModelsEnv({"one": inner})
+    observation, info = env.reset(seed=0)
+    assert (inner.plan, info["run_secs"], inner.best_cost.run_secs) == (settled.plan, begin_secs, begin_secs)
+    rewards, ends = set(), set()
+    for action in np.argwhere(observation["location_mask"][:-1]):
+        env.reset(seed=0)
+        _, reward, terminated, truncated, info = env.step(action)
+        saved = begin_secs - info["run_secs"]
+        if info["run_secs"] <= 1.001 * begin_secs:
+            assert reward == pytest.approx(100 * (0.9 * max(0.0, saved) + 0.1 * saved) / begin_secs)
+            rewards.add(round(reward, 6))
+        assert (info["run_secs"] > 1.001 * begin_secs) <= terminated
+        assert terminated or truncated
+        ends.add(terminated)
+        assert info["episode"]["run_secs"] == min(begin_secs, info["run_secs"])
+    assert len(rewards) > 1
+    assert ends == {True, False}
     env.reset(seed=0, options={"start": {"model": "one", "plan": dataclasses.asdict(problem.start.plan)}})
-    assert len(env.current.plan) == 0
+    assert (len(inner.plan), inner.best_cost.run_secs) == (0, problem.start_secs)
+    cost = FakeCostModel(fails=lambda node: node.op == "relax.nn.conv2d" and node.value.attrs.out_layout != "NCHW")
     with pytest.raises(EnvError, match="cannot be priced"):
-        GraphRewriteEnv(
-            problem=RewriteProblem(
-                MODELS["conv_chain"](),
-                FakeCostModel(fails=lambda node: node.op == "relax.layout_transform"),
-                default_rules(LANES),
-            ),
-            begin=settled.plan,
-        )
+        GraphRewriteEnv(problem=RewriteProblem(MODELS["conv_net"](), cost, default_rules(LANES)), begin=settled.plan)
+
+
+def test_a_replay_counts_from_where_its_episode_began():
+    problem = RewriteProblem(MODELS["conv_net"](), FakeCostModel(), default_rules(LANES))
+    settled = exhausted(problem.start, TERMINATING_FAMILIES["layout"])
+    env = GraphRewriteEnv(problem=problem, horizon=2, begin=settled.plan)
+    observation, _ = env.reset(seed=0)
+    observation, *_ = env.step(np.argwhere(observation["location_mask"][:-1])[0])
+    env.replay(env.plan)
+    *_, truncated, _ = env.step(np.argwhere(observation["location_mask"][:-1])[0])
+    assert truncated  # the second of two steps
+    env.replay(problem.start.plan)  # it does not lead through there
+    assert (env.run_secs, env.best_cost.run_secs) == (problem.start_secs, problem.start_secs)
+    _, _, terminated, truncated, _ = env.step([env.rule_names.index("block_conv"), 0])
+    assert not terminated
+    assert not truncated
 
 
 def test_no_models_are_refused():

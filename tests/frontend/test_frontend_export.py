@@ -25,7 +25,7 @@ from rlflow_tvm.passes import GraphState, default_rules
 from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
 from rlflow_tvm.replay import compile
 from rlflow_tvm.search import random_action
-from rlflow_tvm.search.beginnings import exhausted
+from rlflow_tvm.search.settled import exhausted
 from rlflow_tvm.verify import range_error, run_module
 
 node = helper.make_node

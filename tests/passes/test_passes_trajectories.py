@@ -11,7 +11,7 @@ from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes import CATALOGUE, GraphState, RewriteAction, RewriteRule, RuleSet, default_rules
 from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
 from rlflow_tvm.search import random_states
-from rlflow_tvm.search.beginnings import exhausted
+from rlflow_tvm.search.settled import exhausted
 from rlflow_tvm.verify import TOLERANCE, Comparison
 
 SEEDS = range(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from itertools import pairwise
 from typing import Any
@@ -14,10 +15,10 @@ from tvm.relax import op as rx
 
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.envs import RewriteProblem
-from rlflow_tvm.errors import UsageError
+from rlflow_tvm.errors import PlanError, UsageError
 from rlflow_tvm.frontend import from_onnx
 from rlflow_tvm.frontend.zoo_light import light_files
-from rlflow_tvm.passes import CATALOGUE, GraphState, RuleSet, default_rules
+from rlflow_tvm.passes import CATALOGUE, GraphState, RewriteAction, RuleSet, default_rules
 from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
 from rlflow_tvm.search import (
     SEARCHES,
@@ -28,9 +29,10 @@ from rlflow_tvm.search import (
     SearchResult,
     make_search,
     random_action,
+    random_states,
 )
 from rlflow_tvm.search.agent_search import AgentSearch
-from rlflow_tvm.search.beginnings import beginnings, exhausted
+from rlflow_tvm.search.settled import beginnings, exhausted
 
 PLATEAU = {**COSTS, "relax.layout_transform": 1.0}
 """With blocked convolutions at 98.5, blocking one of two costs 0.5 % more: only meeting transforms pay."""
@@ -209,27 +211,59 @@ def test_family_search_on_the_smallest_budget_has_priced_every_start():
 
 
 @pytest.mark.parametrize("blocked_conv", [60.0, 150.0])
-def test_agents_and_walks_begin_where_family_search_does(blocked_conv):
+def test_agents_and_walks_begin_where_family_search_does(blocked_conv, monkeypatch):
     """At the cheapest graph of those in which a family is settled, the model's own among them."""
-
-    class Stops(Scripted):
-        def draw(self, observations: Any, rng: np.random.Generator, episodes: Any) -> np.ndarray:
-            return np.array([[len(self.names), 0]] * len(observations))
-
-    problem = problem_of(conv_chain(), LAYOUT, blocked_conv=blocked_conv)
-    found = beginnings(problem)
+    problem = problem_of(conv_net(), blocked_conv=blocked_conv)
     settled = exhausted(problem.start, TERMINATING_FAMILIES["layout"])
-    cheap = problem.cost(settled).run_secs < problem.start_secs
-    assert cheap == (blocked_conv < 100.0)
-    order = [settled, problem.start] if cheap else [problem.start, settled]
+    found = beginnings(problem)
+    order = [settled, problem.start] if blocked_conv < 100.0 else [problem.start, settled]
     assert [each.state.plan for each in found] == [state.plan for state in order]
-    assert [each.run_secs for each in found] == sorted(problem.cost(each.state).run_secs for each in found)
-    policy = Stops((), tuple(rule.name for rule in problem.ruleset.rules))
-    stopped = AgentSearch(policy, horizon=5, budget=Budget(40)).run(problem)
-    assert (stopped.plan, stopped.env_steps) == (found[0].state.plan, 0)
-    walked = RandomSearch(seed=0, budget=Budget(1), settled=True).run(problem)
-    assert walked.run_secs_after <= found[0].run_secs
-    assert AgentSearch(policy, settled=False, horizon=5).run(problem).plan == problem.start.plan
+    assert [each.run_secs for each in found] == sorted(problem.cost(state).run_secs for state in order)
+    left_from: list[GraphState] = []
+    successor = problem.successor
+
+    def asked(state, action, **options):
+        left_from.append(state)
+        return successor(state, action, **options)
+
+    monkeypatch.setattr(problem, "successor", asked)
+    begin, names = found[0].state, tuple(rule.name for rule in problem.ruleset.rules)
+    firsts = {rule: begin.apply(RewriteAction(rule, sites[0])) for rule, sites in begin.sites.items() if sites}
+    saves = {rule: found[0].run_secs - problem.cost(state).run_secs for rule, state in firsts.items()}
+    rule = max(saves, key=lambda each: abs(saves[each]))
+    assert saves[rule]
+    policy = Scripted((rule,), names)
+    AgentSearch(policy, samples=0).run(problem)
+    assert [state.plan for state in left_from] == [begin.plan]
+    assert policy.told[0][1] == pytest.approx(100.0 * saves[rule] / found[0].run_secs)  # as in a training
+    make_search("random-restarts", budget=Budget(1)).run(problem)
+    assert [state.plan for state in left_from] == [begin.plan] * 2
+    AgentSearch(Scripted((), names), settled=False, samples=1).run(problem)
+    assert left_from[2].plan == problem.start.plan
+
+
+def test_replays_go_on_from_the_graphs_that_are_kept(monkeypatch):
+    problem = problem_of(conv_net())
+    begin = next(each.state for each in beginnings(problem) if each.state.actions)
+    rng = np.random.default_rng(0)
+    *_, last = random_states(begin, 4, rng)
+    applied: list[int] = []
+    apply = GraphState.apply
+
+    def counted(state, action):
+        applied.append(len(state.actions))
+        return apply(state, action)
+
+    monkeypatch.setattr(GraphState, "apply", counted)
+    found = problem.replay(last.plan)
+    assert found.plan == last.plan
+    assert applied == list(range(len(begin.actions), len(last.actions)))
+    other = problem_of(conv_chain()).start.plan
+    with pytest.raises(PlanError, match="another module"):
+        problem.replay(other)
+    wrong = dataclasses.replace(last.plan, actions=(*last.plan.actions, "no_rule@0#0"))
+    with pytest.raises(PlanError, match=f"action {len(wrong)} of the plan cannot be repeated"):
+        problem.replay(wrong)
 
 
 @pytest.mark.parametrize("budget", [1, 10, 100])

@@ -35,7 +35,7 @@ class WorldModelConfig:
         memory_patience: the same of the rest of M, which is at its best after some hundred.
         held_out: share of the random episodes that nothing is learnt from, to judge V and M by.
         random_share: of the real environment's steps, those of the random agent; the rest are the controller's.
-        remembered_share: of the real episodes, those that begin at a remembered graph rather than at the start.
+        remembered_share: of the real episodes, those that begin at a remembered graph rather than at the beginning.
         remembered: graphs of each model that are remembered, the cheapest.
         iterations: of learning V and M, then the controller in dreams, then trying it in the real environment. V and M
             learn from those episodes too; the controller that did best there is the agent in the end.

@@ -25,8 +25,8 @@ from rlflow_tvm.agents.world.model import Experience, steps_of
 from rlflow_tvm.agents.world.sites import Newcomers, Sites
 
 _BEGINNINGS = 0.25
-"""Of the dreams, those that begin where a real episode from the start did, as the agent will; the others begin anywhere
-along one."""
+"""Of the dreams, those that begin where a real episode at no remembered graph did, as the agent will; the others begin
+anywhere along one."""
 _SAVING_SHARE = 0.1
 """Of a reward, what the step itself saves; the rest is for what it improves on the best."""
 _INVALID_REWARD = -100.0
@@ -74,7 +74,7 @@ class Dream:
         sizes: of the real observations.
         memories: Ms, which are not trained here; the dream follows the first.
         starts: the real graphs, with what Ms remember before them.
-        beginnings: numbers of those that real episodes from the start began with, int64 (B,).
+        beginnings: numbers of those that real episodes at no remembered graph began with, int64 (B,).
         newcomers: the sites that come with rewrites.
         temperature: tau.
         horizon: steps until truncation: errors add up.

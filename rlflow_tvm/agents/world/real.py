@@ -48,7 +48,7 @@ class RealEpisodes:
         rollouts: the episodes, with what was known of places before each.
         places: what is known now.
         limit: of a graph's cost over that of its episode's first, where the environment ends it; infinite where never.
-        best_return: the largest of those that began at the start.
+        best_return: the largest of those that began at no remembered graph.
         best_run_secs: the smallest time told.
     """
 
@@ -121,7 +121,7 @@ class RealEpisodes:
 
     def collect_until(self, steps: float, before: int, policy: Acting) -> None:
         """Episodes until there are so many steps: of those after the first `before`, one in `JUDGED` takes the
-        likeliest actions from the start, as the agent will, and judges the policy. The others begin at the start or one
+        likeliest actions from the beginning, as the agent will, and judges the policy. The others begin there or at one
         of the cheapest graphs met until then; one in `JUDGED` puts together what is known, if the controller's settings
         have such episodes, and of the rest actions are drawn."""
         archive = self._archive(len(self.rollouts.episodes))

@@ -1,4 +1,4 @@
-"""Graphs to begin a search at, besides the model's own: a whole family of rules settled first."""
+"""Graphs to begin a search at, besides the model's own: those in which a whole family of rules is settled."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def beginnings(problem: RewriteProblem) -> list[Beginning]:
             log.warning("a family's graph is passed over: %s fails", ", ".join(cost.failed))
             continue
         found[state.structural_hash] = Beginning(cost.run_secs, state)
+        problem.keep(state)
     return sorted(found.values(), key=attrgetter("run_secs"))
 
 
