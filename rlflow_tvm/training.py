@@ -213,7 +213,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def _told(begin: Beginning) -> str:
+def beginning_name(begin: Beginning) -> str:
     """A graph to begin at, as a checkpoint names it."""
     return f"{begin.state.structural_hash:016x}"
 
@@ -230,7 +230,7 @@ def beginning_of(problem: RewriteProblem, begun: str | None) -> Beginning:
     """The cheapest of a problem's beginnings, or that which a training has begun at: another may be the cheapest when
     kernels have been measured again."""
     found = beginnings(problem)
-    return next((each for each in found if _told(each) == begun), found[0])
+    return next((each for each in found if beginning_name(each) == begun), found[0])
 
 
 def train_on_models(
@@ -343,7 +343,7 @@ def train_on_models(
             metadata={
                 "models": list(models),
                 "structures": structures(problems),
-                "begins": {name: _told(begin) for name, begin in found.items()},
+                "begins": {name: beginning_name(begin) for name, begin in found.items()},
                 "shapes": {name: list(shape) for name, shape in shapes.items()},
                 "target": str(target) if remote is None else f"{target} rpc:{remote.key}",
                 "rules": list(env.current.rule_names),

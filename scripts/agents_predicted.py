@@ -34,7 +34,7 @@ from rlflow_tvm.errors import KernelError, RlflowError
 from rlflow_tvm.rollouts import make_env
 from rlflow_tvm.search import SEARCHES, Budget, beginnings, make_search
 from rlflow_tvm.superoptimize import agent_search
-from rlflow_tvm.training import REWARD
+from rlflow_tvm.training import REWARD, beginning_name
 
 SHARES = (0.05, 0.125, 0.25, 0.5, 0.75, 1.0)
 """Of the steps, after which gains are told."""
@@ -97,7 +97,7 @@ def trained(problem: RewriteProblem, method: str, seed: int, steps: int, horizon
                 curve.append((taken + step, secs))
         taken += len(episode)
 
-    metadata = {"rules": list(env.current.rule_names), "horizon": horizon}
+    metadata = {"rules": list(env.current.rule_names), "horizon": horizon, "begins": {"model": beginning_name(begin)}}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "agent"
         result = kind.train(env, kind.config(), steps, seed, out, on_episode=on_episode, metadata=metadata)
