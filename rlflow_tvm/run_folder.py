@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlflow_tvm.errors import ReportError
-from rlflow_tvm.training import plan_paths
+from rlflow_tvm.training_files import plan_paths
 
 CHECKPOINT, PROGRESS, BEST = "agent.safetensors", "progress.jsonl", "best.jsonl"
 FORMAT = "rlflow_tvm.agent"  # as agents.checkpoint, which needs torch, has it

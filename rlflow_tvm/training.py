@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 import tvm
@@ -20,10 +17,11 @@ from rlflow_tvm.cost import RpcDevices, target_key
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.envs.rewards import REWARDS
 from rlflow_tvm.errors import AgentError, UsageError
-from rlflow_tvm.frontend import import_models, split_shapes
+from rlflow_tvm.frontend import import_models
 from rlflow_tvm.passes import Plan
 from rlflow_tvm.rollouts import FACTORY, description, make_env, make_problems, open_prices, store_rows, structures
 from rlflow_tvm.search import Beginning, beginnings
+from rlflow_tvm.training_files import BestPlans, EndToEndLog, ModelOutcome, plan_paths
 
 if TYPE_CHECKING:
     from rlflow_tvm.agents import Episode
@@ -31,17 +29,6 @@ if TYPE_CHECKING:
 REWARD = "improvement"
 """Agents are trained to find cheap graphs and to stop there; see `envs.rewards`."""
 _LOCK = "lock"
-
-
-@dataclass(frozen=True)
-class ModelOutcome:
-    """Cost of one model's graph before and after its best plan so far, in seconds."""
-
-    model: str
-    run_secs_before: float
-    run_secs_after: float
-    plan: Path
-    plan_length: int
 
 
 @dataclass(frozen=True)
@@ -84,109 +71,6 @@ class TrainingOutcome:
             f"agent: {self.checkpoint} "
             f"({self.env_steps} steps, {self.episodes} episodes{mean}, {self.wall_secs:.0f} s)",
         ]
-
-
-class BestPlans:
-    """Each model's best plan, kept on disk as soon as it is found, and found again when a training goes on."""
-
-    def __init__(self, out: Path, problems: Mapping[str, RewriteProblem]) -> None:
-        self._problems, self._curve = problems, out / "best.jsonl"
-        self.paths = plan_paths(out, problems)
-        self._best = {model: self._known(model) for model in problems}
-
-    def _known(self, model: str) -> tuple[float, int]:
-        path = self.paths[model]
-        if not path.exists():
-            return self._problems[model].start_secs, 0
-        plan = Plan.load(path)
-        return self._priced(model, plan), len(plan)
-
-    def offer(self, model: str, plan: Plan, run_secs: float, env_steps: int) -> None:
-        """Take a plan over if its graph is cheaper than the best so far, by our own prices: a worker on another machine
-        has others. `best.jsonl` tells what was best after how many environment steps; the last episodes of a training
-        may take it some beyond those that it was given. (Of several workers' steps those count too that were taken
-        meanwhile.)"""
-        if run_secs >= self._best[model][0] or not len(plan):
-            return
-        own_secs = self._priced(model, plan)
-        if own_secs < self._best[model][0]:
-            plan.save(self.paths[model])
-            self._best[model] = own_secs, len(plan)
-            line = {"env_steps": env_steps, "model": model, "run_secs": own_secs, "plan": dataclasses.asdict(plan)}
-            with open(self._curve, "a") as curve:
-                curve.write(json.dumps(line) + "\n")
-
-    def _priced(self, model: str, plan: Plan) -> float:
-        problem = self._problems[model]
-        return problem.cost(problem.replay(plan), confirmed=True).run_secs
-
-    def outcomes(self) -> tuple[ModelOutcome, ...]:
-        return tuple(
-            ModelOutcome(model, self._problems[model].start_secs, secs, self.paths[model], length)
-            for model, (secs, length) in self._best.items()
-        )
-
-    def finish(self) -> None:
-        """Leave a plan file for every model, an empty plan where nothing better than the start was found."""
-        for model, path in self.paths.items():
-            if not path.exists():
-                self._problems[model].start.plan.save(path)
-
-    @property
-    def best_ratio(self) -> float:
-        """Geometric mean over the models of (best cost / cost at the start)."""
-        return geometric_mean(self._best[m][0] / p.start_secs for m, p in self._problems.items())
-
-
-class EndToEndLog:
-    """What a graph costs as the sum of its kernels and as a whole, each time that a reward had it run: a line each in
-    `end_to_end.jsonl`. Lines from after the checkpoint in the folder, which come again, are dropped."""
-
-    def __init__(self, out: Path) -> None:
-        from rlflow_tvm.agents.checkpoint import FILE_NAME, load_checkpoint
-
-        self._path = out / "end_to_end.jsonl"
-        counts = load_checkpoint(out / FILE_NAME, prefix="none")[1]["counts"]
-        self._env_steps = int(counts.get("env_steps", 0))
-        if self._path.exists():
-            # a world model's checkpoint counts no steps: its episodes are kept as they come, and none comes again
-            most = counts.get("env_steps", math.inf)
-            lines = self._path.read_text().splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["env_steps"] <= most]
-            self._env_steps = int(counts.get("env_steps", json.loads(kept[-1])["env_steps"] if kept else 0))
-            temporary = self._path.with_name(self._path.name + ".tmp")
-            temporary.write_text("".join(kept))
-            temporary.replace(self._path)
-
-    def add(self, model: str, episode: Episode) -> None:
-        """Take in the next episode."""
-        self._env_steps += len(episode)
-        if not episode.end_to_end:
-            return
-        with open(self._path, "a") as file:
-            for run_secs, whole in episode.end_to_end:
-                line = {"env_steps": self._env_steps, "model": model, "run_secs": run_secs, "end_to_end_secs": whole}
-                file.write(json.dumps({**line, "discrepancy": run_secs / whole - 1.0}) + "\n")
-
-
-def model_name(model: str) -> str:
-    """What a model is called in the names of files: as in the zoo, or as its file without the suffix, with the shapes
-    that it is to have."""
-    if model.startswith("zoo:"):
-        return model.removeprefix("zoo:")
-    file, shapes = split_shapes(model)
-    told = "@".join([Path(file).stem, *(f"{name}={','.join(map(str, shape))}" for name, shape in shapes.items())])
-    return told.replace("/", "_")
-
-
-def plan_paths(out: Path, models: Iterable[str]) -> dict[str, Path]:
-    """Model -> the file of its best plan; UsageError if two models would share one."""
-    names = {model: model_name(model) for model in models}
-    if len(set(names.values())) < len(names):
-        raise UsageError("two models have the same file name: their plans would overwrite each other; rename one")
-    if len(names) == 1:
-        return dict.fromkeys(names, out / "best.plan.json")
-    return {model: out / f"best.{name}.plan.json" for model, name in names.items()}
 
 
 @contextmanager

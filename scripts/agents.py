@@ -43,7 +43,8 @@ from rlflow_tvm.errors import RlflowError, UsageError
 from rlflow_tvm.passes import GraphState, Plan
 from rlflow_tvm.search import SEARCHES, Budget, SearchResult, make_search
 from rlflow_tvm.superoptimize import agent_search
-from rlflow_tvm.training import REWARD, model_name, train_on_models
+from rlflow_tvm.training import REWARD, train_on_models
+from rlflow_tvm.training_files import model_name
 
 AFTER, FOR = "-after-", "-for-"
 METHODS = [

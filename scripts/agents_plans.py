@@ -19,7 +19,7 @@ from agents_results import Found, Row, gain, names_of, rows_of
 
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.passes import Plan
-from rlflow_tvm.training import model_name
+from rlflow_tvm.training_files import model_name
 
 
 def median_run(rows: list[Row]) -> Row:

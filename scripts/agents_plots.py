@@ -10,7 +10,7 @@ import numpy as np
 from agents_results import SCORES, Found, Row, gain, gains_along, interval, names_of
 
 from rlflow_tvm.search import SEARCHES
-from rlflow_tvm.training import model_name
+from rlflow_tvm.training_files import model_name
 
 POINTS, RULES = 200, 50
 

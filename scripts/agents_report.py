@@ -25,7 +25,7 @@ from agents_plots import gain_plot, heat_map, plot, world_plot
 from agents_results import SCORES, Found, Row, gain, interval, rows_of, steps_to, told
 
 from rlflow_tvm.errors import UsageError
-from rlflow_tvm.training import model_name
+from rlflow_tvm.training_files import model_name
 
 
 def table(model: str, methods: dict[tuple[str, int], list[Row]]) -> list[str]:

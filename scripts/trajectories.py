@@ -21,7 +21,7 @@ from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.kernels import as_target, vector_lanes
 from rlflow_tvm.passes import GraphState, default_rules
 from rlflow_tvm.search import random_action
-from rlflow_tvm.training import model_name
+from rlflow_tvm.training_files import model_name
 from rlflow_tvm.verify import Comparison
 
 

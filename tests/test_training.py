@@ -11,7 +11,7 @@ import pytest
 from fake_cost import FakeCostModel
 from onnx import TensorProto, helper
 
-from rlflow_tvm import rollouts, training
+from rlflow_tvm import rollouts, training, training_files
 from rlflow_tvm.agents.candidate.config import CandidateConfig
 from rlflow_tvm.agents.checkpoint import load_checkpoint
 from rlflow_tvm.agents.config import PPOConfig
@@ -214,9 +214,9 @@ def test_models_of_one_name_are_refused(chain, tmp_path):
 
 
 def test_each_model_has_a_plan_of_its_own_name(tmp_path):
-    plans = training.plan_paths(tmp_path, ["zoo:squeezenet1.1", "models/net.v2.onnx"])
+    plans = training_files.plan_paths(tmp_path, ["zoo:squeezenet1.1", "models/net.v2.onnx"])
     assert [path.name for path in plans.values()] == ["best.squeezenet1.1.plan.json", "best.net.v2.plan.json"]
-    assert training.model_name("models/m.onnx@serving/x=1,4") == "m@serving_x=1,4"
+    assert training_files.model_name("models/m.onnx@serving/x=1,4") == "m@serving_x=1,4"
 
 
 def test_a_model_at_two_shapes_is_two_models(chain, tmp_path):
@@ -270,5 +270,5 @@ def test_a_world_model_is_trained_on_a_model(chain, tmp_path, monkeypatch):
     text = log.read_text()
     log.write_text(text + '{"env_steps": 1')  # killed while it wrote
     assert train(chain, tmp_path / "out", resume=True, **options).env_steps == outcome.env_steps
-    training.EndToEndLog(tmp_path / "out")
+    training_files.EndToEndLog(tmp_path / "out")
     assert log.read_text() == text

@@ -45,8 +45,9 @@ class RandomSearch:
         best = Incumbent(problem, self.budget, progress)
         start = problem.start
         if self.settled:
-            run_secs, start = beginnings(problem)[0]
-            best.offer(start, run_secs)
+            begin = beginnings(problem)[0]
+            start = begin.state
+            best.offer(start, begin.run_secs)
         kept: list[tuple[float, GraphState]] = []  # cheapest first, no two of one cost
         while not best.exhausted:
             state = kept[int(rng.integers(len(kept)))][1] if kept and rng.random() < _SHARE else start

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple
 
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import RewriteError
@@ -15,7 +15,8 @@ from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
 log = logging.getLogger("rlflow_tvm")
 
 
-class Beginning(NamedTuple):
+@dataclass(frozen=True)
+class Beginning:
     """A graph and its price, confirmed."""
 
     run_secs: float

@@ -1,0 +1,95 @@
+"""Where searches begin: at the model, or at a graph in which a family of rules is settled."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from small_models import LANES, MODELS, conv_chain, conv_net
+from test_search_searches import LAYOUT, PLATEAU, Scripted, problem_of
+
+from rlflow_tvm.errors import PlanError
+from rlflow_tvm.frontend import from_onnx
+from rlflow_tvm.frontend.zoo_light import light_files
+from rlflow_tvm.passes import GraphState, RewriteAction, default_rules
+from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
+from rlflow_tvm.search import Budget, FamilySearch, make_search, random_states
+from rlflow_tvm.search.agent_search import AgentSearch
+from rlflow_tvm.search.settled import beginnings, exhausted
+
+
+@pytest.mark.parametrize("model", ["conv_chain", "conv_net", "light_squeezenet", "light_inception_v2"])
+def test_exhausted_family_has_no_sites_left(model):
+    mod = MODELS[model]() if model in MODELS else from_onnx(light_files()[model])
+    start = GraphState.from_module(mod, default_rules(LANES))
+    for rules in TERMINATING_FAMILIES.values():
+        state = exhausted(start, rules)
+        assert len(state.actions) > 0
+        assert not any(state.sites[rule] for rule in rules)
+        again = exhausted(state, rules)
+        assert again.structural_hash == state.structural_hash
+
+
+def test_family_search_on_the_smallest_budget_has_priced_every_start():
+    costs = {**PLATEAU, "relax.layout_transform": 4.0}
+    problem = problem_of(conv_chain(), LAYOUT, costs=costs, blocked_conv=95.0)
+    exhausted_secs = problem.cost(exhausted(problem.start, TERMINATING_FAMILIES["layout"])).run_secs
+    assert exhausted_secs < problem.start_secs
+    assert FamilySearch(budget=Budget(1)).run(problem).run_secs_after <= exhausted_secs
+
+
+@pytest.mark.parametrize("blocked_conv", [60.0, 150.0])
+def test_agents_and_walks_begin_where_family_search_does(blocked_conv, monkeypatch):
+    """At the cheapest graph of those in which a family is settled, the model's own among them."""
+    problem = problem_of(conv_net(), blocked_conv=blocked_conv)
+    settled = exhausted(problem.start, TERMINATING_FAMILIES["layout"])
+    found = beginnings(problem)
+    order = [settled, problem.start] if blocked_conv < 100.0 else [problem.start, settled]
+    assert [each.state.plan for each in found] == [state.plan for state in order]
+    assert [each.run_secs for each in found] == sorted(problem.cost(state).run_secs for state in order)
+    left_from: list[GraphState] = []
+    successor = problem.successor
+
+    def asked(state, action, **options):
+        left_from.append(state)
+        return successor(state, action, **options)
+
+    monkeypatch.setattr(problem, "successor", asked)
+    begin, names = found[0].state, tuple(rule.name for rule in problem.ruleset.rules)
+    firsts = {rule: begin.apply(RewriteAction(rule, sites[0])) for rule, sites in begin.sites.items() if sites}
+    saves = {rule: found[0].run_secs - problem.cost(state).run_secs for rule, state in firsts.items()}
+    rule = max(saves, key=lambda each: abs(saves[each]))
+    assert saves[rule]
+    policy = Scripted((rule,), names)
+    AgentSearch(policy, samples=0).run(problem)
+    assert [state.plan for state in left_from] == [begin.plan]
+    assert policy.told[0][1] == pytest.approx(100.0 * saves[rule] / found[0].run_secs)  # as in a training
+    make_search("random-restarts", budget=Budget(1)).run(problem)
+    assert [state.plan for state in left_from] == [begin.plan] * 2
+    AgentSearch(Scripted((), names), settled=False, samples=1).run(problem)
+    assert left_from[2].plan == problem.start.plan
+
+
+def test_replays_go_on_from_the_graphs_that_are_kept(monkeypatch):
+    problem = problem_of(conv_net())
+    begin = next(each.state for each in beginnings(problem) if each.state.actions)
+    rng = np.random.default_rng(0)
+    *_, last = random_states(begin, 4, rng)
+    applied: list[int] = []
+    apply = GraphState.apply
+
+    def counted(state, action):
+        applied.append(len(state.actions))
+        return apply(state, action)
+
+    monkeypatch.setattr(GraphState, "apply", counted)
+    found = problem.replay(last.plan)
+    assert found.plan == last.plan
+    assert applied == list(range(len(begin.actions), len(last.actions)))
+    other = problem_of(conv_chain()).start.plan
+    with pytest.raises(PlanError, match="another module"):
+        problem.replay(other)
+    wrong = dataclasses.replace(last.plan, actions=(*last.plan.actions, "no_rule@0#0"))
+    with pytest.raises(PlanError, match=f"action {len(wrong)} of the plan cannot be repeated"):
+        problem.replay(wrong)
