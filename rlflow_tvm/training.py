@@ -106,8 +106,8 @@ def _begun(out: Path) -> dict[str, str]:
     """Model -> the graph that the training in a folder begins at."""
     from rlflow_tvm.agents.checkpoint import FILE_NAME, load_checkpoint
 
-    begun: dict[str, str] = load_checkpoint(out / FILE_NAME, prefix="none")[1]["metadata"].get("begins", {})
-    return begun
+    begun = load_checkpoint(out / FILE_NAME, prefix="none")[1]["metadata"].get("begins")
+    return begun if isinstance(begun, dict) else {}
 
 
 def beginning_of(problem: RewriteProblem, begun: str | None) -> Beginning:

@@ -105,4 +105,7 @@ def rows_of(*folders: Path) -> Found:
         prices = sorted({row.get("prices", "an unknown machine") for rows in methods.values() for row in rows})
         if len(prices) > 1:
             raise UsageError(f"{model}: results of {' and '.join(prices)} cannot be held against each other")
+        for (method, _), rows in methods.items():
+            if len({row.get("begun") for row in rows}) > 1:
+                raise UsageError(f"{model} {method}: runs that begin at the model and others cannot be averaged")
     return found

@@ -29,7 +29,8 @@ from rlflow_tvm.search import Budget, make_search
 from rlflow_tvm.superoptimize import agent_search
 from rlflow_tvm.training import train_on_models
 
-AGAINST = WALKS, SEARCH = ["random-restarts", "family"]
+WALKS, SEARCH = AGAINST = ["random-restarts", "family"]
+"""What the agent is held against."""
 
 
 def trained(options: argparse.Namespace, seed: int) -> Path:

@@ -71,9 +71,15 @@ def places_of(rollouts: Rollouts) -> Places:
 
 
 def begin_of(problem: RewriteProblem, metadata: Mapping[str, Any]) -> Plan | None:
-    """Where the episodes of a training on one model begin; None at the model, as those of former versions do."""
-    begun = metadata.get("begins")
-    return None if begun is None else beginning_of(problem, *begun.values()).state.plan
+    """Where a training's episodes on the problem's model begin; None at the model, as those of former versions do.
+    Ends the script where it was not trained on that."""
+    if "begins" not in metadata:
+        return None
+    begun = dict(zip(metadata["structures"], metadata["begins"].values(), strict=True))
+    own = f"{problem.start.structural_hash:016x}"
+    if own not in begun:
+        raise SystemExit("error: this model is none of those that the agent was trained on; give one of them")
+    return beginning_of(problem, begun[own]).state.plan
 
 
 def scores(dream: Dream, eyes: Eyes, places: Places, config: WorldModelConfig, env: GraphRewriteEnv, seed: int) -> Row:

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from rlflow_tvm import rollouts, training, training_files
 from rlflow_tvm.agents.candidate.config import CandidateConfig
-from rlflow_tvm.agents.checkpoint import load_checkpoint
+from rlflow_tvm.agents.checkpoint import load_checkpoint, save_checkpoint
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.registry import AgentKind
 from rlflow_tvm.agents.world.config import WorldModelConfig
@@ -22,7 +22,7 @@ from rlflow_tvm.errors import AgentError, PlanError, RlflowError, UsageError
 from rlflow_tvm.frontend import from_onnx
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.passes import Plan
-from rlflow_tvm.search import Greedy, beginnings
+from rlflow_tvm.search import Budget, Greedy, beginnings
 from rlflow_tvm.search.result import moves
 from rlflow_tvm.superoptimize import agent_search
 
@@ -151,13 +151,18 @@ def test_a_training_begins_where_a_family_is_settled(network, tmp_path, monkeypa
     first = train_it(30)
     begun = [each["run_secs"] for each in curve() if each["env_steps"] == 0]
     assert begun[-1] == begin.run_secs
-    assert all(
-        each["plan"]["actions"][: len(begin.state.actions)] == list(begin.state.plan.actions)
-        for each in curve()[len(begun) :]
-    )
+    way = begin.state.plan.actions
+    assert all(tuple(each["plan"]["actions"][: len(way)]) == way for each in curve()[len(begun) :])
     remembered = load_checkpoint(first.checkpoint, prefix="none")[1]["archive"]["net"]
     assert remembered
     assert max(each["run_secs"] for each in remembered) < begin.run_secs  # what is dearer is nothing to go on from
+    asked = agent_search(first.checkpoint, budget=Budget(1)).run(RewriteProblem(from_onnx(network), Priced(HERE)))
+    assert asked.plan.actions[: len(way)] == way
+    tensors, told = load_checkpoint(first.checkpoint)
+    del told["metadata"]["begins"]  # as former versions left it: those began at the model
+    save_checkpoint(tmp_path / "former.safetensors", tensors, told)
+    asked = agent_search(tmp_path / "former.safetensors", budget=Budget(1)).run(problem)
+    assert asked.plan.actions[: len(way)] != way
     monkeypatch.setattr(Priced, "blocked_conv", 150.0)  # as where kernels have been measured again: it goes on there
     problem = RewriteProblem(from_onnx(network), Priced(HERE))
     assert not beginnings(problem)[0].state.actions

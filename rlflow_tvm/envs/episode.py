@@ -69,14 +69,15 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         self.horizon, self.limit = horizon, limit
         self._reward: Reward = REWARDS[reward]() if isinstance(reward, str) else deepcopy(reward)
         self.rule_names = tuple(rule.name for rule in self.problem.ruleset.rules)
-        self._start_cost = self.problem.cost(self.problem.start)
-        if self._start_cost.run_secs <= 0.0:
-            raise EnvError("the module costs nothing (it only changes shapes): there is nothing to gain, nor a reward")
         try:
+            self._start_cost = self.problem.cost(self.problem.start)
+            if self._start_cost.run_secs <= 0.0:
+                raise EnvError("the module costs nothing (it only changes shapes): nothing is to be gained")
             self._beginning = (self.problem.start, self._start_cost) if begin is None else self._end_of(begin)
         except RlflowError:
             self.close()
             raise
+        self.problem.keep(self._beginning[0])
         self.observation_space, self.action_space = self._spaces()
         self._begin()
 

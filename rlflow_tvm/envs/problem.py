@@ -33,7 +33,7 @@ class RewriteProblem:
         self.stopped = False
         self.refusals: dict[tuple[int, str], str] = {}
         self._end_to_end: dict[int, float] = {}
-        self._kept = [self.start]
+        self._kept = {self.start.plan.actions: self.start}
         self._replay = lru_cache(maxsize=32)(self._replayed)
         if self.start.graph.is_empty:
             raise EnvError("the module computes nothing from its inputs: there is nothing to rewrite")
@@ -72,13 +72,12 @@ class RewriteProblem:
 
     def _replayed(self, plan: Plan) -> GraphState:
         plan.check_start(self.start.structural_hash)
-        way = (each for each in self._kept if plan.actions[: len(each.actions)] == each.plan.actions)
-        last = max(way, key=lambda state: len(state.actions))
+        last = self._kept[max((way for way in self._kept if plan.actions[: len(way)] == way), key=len)]
         return last.replay(replace(plan, actions=plan.actions[len(last.actions) :], start_hash=last.structural_hash))
 
     def keep(self, state: GraphState) -> None:
         """Have plans that lead through `state` replayed from there: many of them have the same long beginning."""
-        self._kept.append(state)
+        self._kept.setdefault(state.plan.actions, state)
 
     def kernels(self, state: GraphState) -> list[Kernel]:
         """The kernels whose times `cost` sums up."""

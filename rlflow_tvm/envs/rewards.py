@@ -20,7 +20,7 @@ class Step:
     `before`, `after`: the graphs on both sides of the step (the same one where the step stopped or was refused);
     `start`: where episodes begin, mostly the model's own; `best`: the cheapest before this step. `number` counts from
     1. `terminated`, `truncated`: as gymnasium has them. `start_secs()`, `after_secs()`: seconds of a run, measured end
-    to end; `first_secs()`: of the graph that this episode began with, the start or a remembered one.
+    to end; `first_secs()`: of the graph that this episode began with, that or a remembered one.
     """
 
     before: GraphCost
@@ -59,7 +59,7 @@ class IncrementalReward(_Stateless):
 
 
 class RelativeReward(_Stateless):
-    """100 (RT(t-1) - RT(t)) / RT(0): RLFlow's incremental run time in percent of the start's (X-RLflow)."""
+    """100 (RT(t-1) - RT(t)) / RT(0): RLFlow's incremental run time in percent of the beginning's (X-RLflow)."""
 
     def __call__(self, step: Step) -> float:
         return _percent(step.before.run_secs - step.after.run_secs, step.start.run_secs)
@@ -68,7 +68,7 @@ class RelativeReward(_Stateless):
 class MixedReward(_Stateless):
     """RLFlow's alpha (RT(t-1) - RT(t)) + beta (M(t-1) - M(t)), M being the bytes that kernels read and write.
 
-    Both in percent of the start's. RLFlow's grid search found alpha = 0.8, beta = 1 - alpha.
+    Both in percent of the beginning's. RLFlow's grid search found alpha = 0.8, beta = 1 - alpha.
     """
 
     def __init__(self, alpha: float = 0.8) -> None:
@@ -107,7 +107,7 @@ class EndToEndReward:
 
 
 class ImprovementReward(_Stateless):
-    """By how much the step beats the cheapest graph of the episode so far, in percent of the start's run time;
+    """By how much the step beats the cheapest graph of the episode so far, in percent of the beginning's run time;
     a tenth of the weight is `RelativeReward`'s.
 
     What counts in a search is the best graph on the way. Under `RelativeReward` alone a policy that is still random
@@ -126,7 +126,7 @@ class ImprovementReward(_Stateless):
 class ShapedReward:
     """Another reward with potential-based shaping, gamma Phi(s') - Phi(s) (Ng, Harada and Russell 1999).
 
-    Phi is what the graph has saved of `metric` (a field of `GraphCost`), in percent of the start's, and zero
+    Phi is what the graph has saved of `metric` (a field of `GraphCost`), in percent of the beginning's, and zero
     where an episode terminates: then the best policies are those of `base` alone. `gamma` must be the learner's.
     """
 

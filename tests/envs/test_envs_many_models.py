@@ -160,12 +160,15 @@ def test_episodes_begin_at_the_end_of_a_given_plan():
 def test_a_replay_counts_from_where_its_episode_began():
     problem = RewriteProblem(MODELS["conv_net"](), FakeCostModel(), default_rules(LANES))
     settled = exhausted(problem.start, TERMINATING_FAMILIES["layout"])
-    env = GraphRewriteEnv(problem=problem, horizon=2, begin=settled.plan)
+    env = GraphRewriteEnv(problem=problem, horizon=3, begin=settled.plan)
     observation, _ = env.reset(seed=0)
     observation, *_ = env.step(np.argwhere(observation["location_mask"][:-1])[0])
     env.replay(env.plan)
-    *_, truncated, _ = env.step(np.argwhere(observation["location_mask"][:-1])[0])
-    assert truncated  # the second of two steps
+    ends = []
+    for _ in range(2):
+        observation, _, _, truncated, _ = env.step(np.argwhere(observation["location_mask"][:-1])[0])
+        ends.append(truncated)
+    assert ends == [False, True]  # the second and the third of three steps
     env.replay(problem.start.plan)  # it does not lead through there
     assert (env.run_secs, env.best_cost.run_secs) == (problem.start_secs, problem.start_secs)
     _, _, terminated, truncated, _ = env.step([env.rule_names.index("block_conv"), 0])

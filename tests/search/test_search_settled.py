@@ -67,7 +67,8 @@ def test_agents_and_walks_begin_where_family_search_does(blocked_conv, monkeypat
     assert policy.told[0][1] == pytest.approx(100.0 * saves[rule] / found[0].run_secs)  # as in a training
     make_search("random-restarts", budget=Budget(1)).run(problem)
     assert [state.plan for state in left_from] == [begin.plan] * 2
-    AgentSearch(Scripted((), names), settled=False, samples=1).run(problem)
+    applies = next(rule for rule, sites in problem.start.sites.items() if sites)
+    AgentSearch(Scripted((applies,), names), samples=0, settled=False).run(problem)
     assert left_from[2].plan == problem.start.plan
 
 
