@@ -17,6 +17,7 @@ from rlflow_tvm.cost.known_times import known_as
 from rlflow_tvm.cost.learned import Prediction
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
+from rlflow_tvm.cost.rehearsal import Rehearsal
 from rlflow_tvm.cost.rpc import RpcDevices
 from rlflow_tvm.cost.temperature import Temperatures
 from rlflow_tvm.cost.timer import KernelTimer
@@ -93,6 +94,7 @@ class CostModel:
         # each with what the timer had measured and confirmed by then
         self._graphs: dict[tuple[object, int | None], tuple[GraphCost, int, int]] = {}
         self._counts: dict[str, tuple[int, int]] = {}
+        self._anchors: dict[int | None, Callable[[], Rehearsal]] = {}  # by their reach
 
     @property
     def measured(self) -> int:
@@ -149,8 +151,12 @@ class CostModel:
         return self._temperatures.kernels(self._lowering.launches(mod), reach)
 
     def reach(self, mod: tvm.IRModule | Dataflow) -> int:
-        """How far away weights are when `mod` runs again and again (see `temperature`)."""
-        return self._temperatures.reach(self._lowering.launches(mod))
+        """How far away weights are when `mod` runs again and again (see `temperature`). Graphs that are priced with it
+        are held against `mod`, which is their anchor (`KernelTimer.anchor`)."""
+        launches = self._lowering.launches(mod)
+        reach = self._temperatures.reach(launches)
+        self._anchors[reach] = lambda: self._temperatures.rehearsal(launches, reach)
+        return reach
 
     def end_to_end(self, mod: tvm.IRModule) -> float:
         """Seconds of one run of `mod` (bound form) as a whole, built with what was chosen here; median of some rounds.
@@ -188,6 +194,7 @@ class CostModel:
         launches = sum(kernel.count for kernel in kernels)
         # first: it raises where nothing can be built at all, before that is remembered for good of every kernel
         launch_secs = launches * self.timer.launch_secs() if launches else 0.0
+        self.timer.anchor = self._anchors.get(reach)
         found = self._estimator.estimate(
             kernels, on_progress, graph=lambda: self._temperatures.rehearsal(graph, reach), confirmed=confirmed
         )

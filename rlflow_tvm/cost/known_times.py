@@ -7,14 +7,14 @@ the clock was kind.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import tvm
 from tvm import tirx
 
-from rlflow_tvm.cost.calibration import factors
+from rlflow_tvm.cost.calibration import Moment, Told, moment_of
 from rlflow_tvm.cost.database import KernelDatabase
 from rlflow_tvm.cost.measurement import Measurement
 
@@ -97,17 +97,14 @@ class KnownTimes:
             self.revision += 1
         return before is None
 
-    def factors(
-        self, version: str, secs: Mapping[str, float], counts: Mapping[str, int], traffic: Mapping[str, int]
-    ) -> dict[str, float]:
-        """As `calibration.factors`, of what is confirmed here.
+    def moment(self, version: str, told: Told) -> Moment | None:
+        """As `calibration.moment_of`, by what is confirmed here.
 
         A rehearsal is the second measurement of all its kernels that were measured once: reckoned to what these took at
-        first, they would take the same again, whatever they take. Where little is confirmed, all are of this moment.
+        first, they would take the same again, whatever they take.
         """
-        before = {name: self._known.get((name, version)) for name in secs}
-        known = {name: each for name, each in before.items() if each is not None and each.confirmed}
-        return factors(known, secs, counts, traffic)
+        before = {name: self._known.get((name, version)) for name in told.secs}
+        return moment_of({name: each for name, each in before.items() if each is not None and each.confirmed}, told)
 
     def stored(self, name: str, version: str) -> Measurement | None:
         """What the database holds."""

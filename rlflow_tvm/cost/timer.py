@@ -15,6 +15,7 @@ from typing import Self, TypeVar
 import tvm
 from tvm import tirx
 
+from rlflow_tvm.cost.calibration import Moment, Told
 from rlflow_tvm.cost.database import KernelDatabase
 from rlflow_tvm.cost.description import Descriptions
 from rlflow_tvm.cost.kernel_worker import Answer, LocalWorkers, Request, Workers
@@ -23,7 +24,7 @@ from rlflow_tvm.cost.machine import check_device, check_remote, target_key
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.metrics import cold_bytes
 from rlflow_tvm.cost.quiet import QuietMachine
-from rlflow_tvm.cost.rehearsal import Rehearsal
+from rlflow_tvm.cost.rehearsal import Rehearsal, Step
 from rlflow_tvm.cost.remote import RemoteWorkers
 from rlflow_tvm.cost.rpc import RpcDevices
 from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
@@ -32,7 +33,7 @@ from rlflow_tvm.errors import CostError
 DEFAULT_SCHEDULE = "rlflow_tvm.kernels:schedule_kernel"
 # Of measuring, alone and in a graph: part of the versions, as times of different methods are not to be added up.
 _METHOD = 5
-_GRAPH_METHOD = "graph5"
+_GRAPH_METHOD = "graph6"
 _TRIES = 2  # a busy machine makes timeouts too: what is remembered for good has happened twice
 _ONCE_LIMIT_SECS = 60.0
 _BUILDS = 3  # rounds of building what a rehearsal needs: a kernel that kills the worker takes the built ones with it
@@ -93,6 +94,8 @@ class KernelTimer:
         """Kernels measured so far (the rest came from memory or the database); a second time does not count."""
         self.measuring_secs = 0.0
         """Wall time that this took so far, with building kernels and waiting for one's turn."""
+        self.anchor: Callable[[], Rehearsal] | None = None
+        """Launches of a graph that others are held against: where too little of one is known, it is timed beside."""
         self._times = KnownTimes(self.target_key, database)
         self.descriptions = Descriptions(target, schedule == DEFAULT_SCHEDULE)
         self._described: set[str] = set()  # in the database
@@ -195,17 +198,35 @@ class KernelTimer:
                 answer = self._answer(request, self.timeout_secs * len(steps))
             if "passing" not in answer and answer.get("error_kind") != "timeout":
                 break
-        times, counts = answer.get("times", {}), {name: len(own) for name, own in wanted.items()}
-        secs = {name: each["run_secs"] for name, each in times.items()}
-        traffic = {known_as(step): cold_bytes(step.func, step.cold) for step in played}
-        factors = self._times.factors(self.graph_version, secs, counts, traffic)
-        times = {name: {**each, "run_secs": factors[name] * secs[name]} for name, each in times.items()}
+        times = answer.get("times", {})
+        told = _told(played, wanted, times)
+        moment = self._times.moment(self.graph_version, told)
+        if times and moment is None and self.anchor is not None:
+            moment = self._moment_by(self.anchor(), usual_secs)
+        factors = (moment or Moment()).factors(told)
+        times = {name: {**each, "run_secs": factors[name] * told.secs[name]} for name, each in times.items()}
         for name, kernel in todo.items():
             # what stops the whole graph says nothing of a kernel that ran before
             lost = {**answer, "passing": True} if "error" in answer else None
             self._learn(kernel, failed.get(kernel.key) or lost or times[name], self.graph_version)
         for name in times.keys() - todo.keys():
             self._times.learn(name, self.graph_version, _measurement(times[name]))
+
+    def _moment_by(self, anchor: Rehearsal, usual_secs: float | None) -> Moment | None:
+        """What the moment is like, by a graph that is known; None where that is not, or cannot be timed now."""
+        wanted, confirmed = dict[str, list[int]](), False
+        for i, step in enumerate(anchor):
+            known = self.lookup(step, in_graph=True)
+            if known is not None and known.ok:
+                wanted.setdefault(known_as(step), []).append(i)
+                confirmed |= known.confirmed
+        failed: dict[str, Answer] = {}
+        if not confirmed or self._build(anchor, failed, None) or failed:
+            return None
+        launches = [[step.key, step.places] for step in anchor]
+        request = {"op": "rehearse", "launches": launches, "wanted": wanted, "usual_secs": usual_secs}
+        times = self._answer(request, self.timeout_secs * len(anchor)).get("times", {})
+        return self._times.moment(self.graph_version, _told(anchor, wanted, times))
 
     def _build(self, steps: Rehearsal, failed: dict[str, Answer], on_progress: Progress | None) -> Answer:
         """Have the worker build what it has not of `steps`, but for those `failed`, to which those that fail now are
@@ -325,6 +346,13 @@ class KernelTimer:
         if self.database is not None and kernel.key not in self._described:
             self.database.put_kernel(kernel.key, kernel.name, self.descriptions.of(kernel))
             self._described.add(kernel.key)
+
+
+def _told(steps: Sequence[Step], wanted: Mapping[str, Sequence[int]], times: Mapping[str, Answer]) -> Told:
+    """What a rehearsal's `times` tell of the launches `wanted`."""
+    traffic = {known_as(step): cold_bytes(step.func, step.cold) for step in steps}
+    secs = {name: each["run_secs"] for name, each in times.items()}
+    return Told(secs, {name: len(own) for name, own in wanted.items()}, traffic)
 
 
 def _request(func: tirx.PrimFunc, cold: str, usual_secs: float | None) -> Request:

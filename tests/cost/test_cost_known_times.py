@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 
 import pytest
 from cost_kernels import FakeKernel, add, matmul, two_layers
@@ -11,7 +12,7 @@ from fake_workers import workers_by
 from test_cost_rehearsal import KILLED, Ending, steps
 
 from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, Measurement
-from rlflow_tvm.cost.calibration import factors
+from rlflow_tvm.cost.calibration import Moment, Told, moment_of
 from rlflow_tvm.cost.known_times import KnownTimes
 from rlflow_tvm.ir import detach
 
@@ -20,6 +21,11 @@ BAD = Measurement(error="boom", error_kind="run")
 
 def secs(run_secs: float, *, confirmed: bool = False) -> Measurement:
     return Measurement(run_secs=run_secs, repeats=5, confirmed=confirmed)
+
+
+def factors(known: dict[str, Measurement], *told: Mapping) -> dict[str, float]:
+    rehearsal = Told(*told)
+    return (moment_of(known, rehearsal) or Moment()).factors(rehearsal)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +173,41 @@ def test_a_moments_speed_is_not_a_kernels(target):
     assert timed(timer, steps(old), old, confirmed=True) == [64.0]
     assert timed(timer, steps(old, new), old, new) == pytest.approx([64.0, 32.0])
     assert timed(timer, steps(new, far), far) == pytest.approx([3 * 4096.0])  # too little of it is confirmed
+
+
+@pytest.mark.parametrize("anchored", [True, False])
+def test_a_graph_of_which_nothing_is_known_is_reckoned_by_the_anchor(target, anchored):
+    """Which is timed right after it, in the same moment."""
+    old, other, new = FakeKernel(add(64), "old"), FakeKernel(add(512), "other"), FakeKernel(add(4096), "new")
+    timer = MovingTimer(target, None, 1.0, 1.0, 1.3, 1.3, 0.8, 0.8)
+    known = steps(old, other)
+    timer.anchor = (lambda: known) if anchored else None
+    assert timed(timer, known, old, other) == [64.0, 512.0]  # itself tells nothing of itself
+    assert timed(timer, known, old, other, confirmed=True) == [64.0, 512.0]
+    first = timed(timer, steps(new), new)
+    assert first == pytest.approx([4096.0 if anchored else 1.3 * 4096.0])
+    if not anchored:
+        timer.measure([old], None, lambda: steps(old, new))  # all is known: nothing is rehearsed
+        assert timed(timer, steps(new), new, confirmed=True) == pytest.approx([1.3 * 4096.0])
+        return
+    assert timed(timer, steps(new), new, confirmed=True) == pytest.approx([4096.0])
+    assert [round(each.run_secs * 1e6) for each in timer.measure([old, other, new], None, lambda: known)] == [
+        64,
+        512,
+        4096,
+    ]
+
+
+def test_graphs_are_held_against_the_one_that_told_their_reach(target):
+    timer = MovingTimer(target, None, 1.0)
+    model = CostModel(target, timer=timer)
+    mod = detach(two_layers()).mod
+    reach = model.reach(mod)
+    model.cost(mod, reach=reach)
+    assert timer.anchor is not None
+    assert {step.key for step in timer.anchor()} == {kernel.key for kernel in model.kernels(mod, reach)}
+    model.cost(detach(two_layers()).mod)  # held against nothing
+    assert model.asked == 2
 
 
 def test_a_second_time_is_not_fitted_to_the_first(target):
