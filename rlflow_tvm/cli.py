@@ -204,7 +204,8 @@ def milliseconds(secs: float) -> str:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[..., None]]:
-    """A bar on standard error, where that is no terminal a line a minute; the result takes (done, total[, text])."""
+    """A bar on standard error, where that is no terminal a line a minute; the result takes (done, total[, text]), and
+    without these `aside`, of what is under way meanwhile."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -215,16 +216,24 @@ def progress_bar(title: str) -> Iterator[Callable[..., None]]:
     )
     with Progress(*columns, console=console, transient=not console.is_terminal) as progress:
         task = progress.add_task(title, total=None, text="")
-        told_at = time.monotonic()
+        told_at, known, told = time.monotonic(), "", ""
 
-        def update(done: int, total: int, text: str = "") -> None:
-            nonlocal told_at
-            progress.update(task, completed=done, total=total, text=text)
+        def update(done: int | None = None, total: int | None = None, text: str = "", *, aside: str = "") -> None:
+            nonlocal told_at, known, told
+            if done is not None:
+                known, told = f" {done} of {total}", text
+            line = f"{told}  {aside}".strip()
+            progress.update(task, completed=done, total=total, text=line)
             if not console.is_terminal and time.monotonic() - told_at >= _TOLD_EVERY_SECS:
-                console.print(f"{title}: {done} of {total} {text}".rstrip())
+                console.print(f"{title}:{known} {line}".rstrip())
                 told_at = time.monotonic()
 
         yield update
+
+
+def kernels_told(bar: Callable[..., None]) -> Callable[[int, int], None]:
+    """A `CostModel`'s `on_progress`, told beside the work that asks for prices."""
+    return lambda done, total: bar(aside=f"(kernel {done} of {total})")
 
 
 def run(command: Callable[..., None], lists: Mapping[str, Recognise] | None = None) -> None:

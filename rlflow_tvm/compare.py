@@ -96,6 +96,7 @@ def main(
     plain = comparison.unsearched(mod, vector_lanes(tvm_target))  # which may fail too
     with KernelDatabase(default_path()) as database, CostModel(tvm_target, database, remote=remote) as cost_model:
         states = {way.label: _found(way, mod, cost_model, plans) for way in ways}
+        cost_model.on_progress = None
         with cli.progress_bar("comparing") as bar:
             result = comparison.compare(
                 mod, {label: state.bound() for label, state in states.items()}, file, tvm_target, names,
@@ -123,6 +124,7 @@ def main(
 def _found(way: Method, mod: tvm.IRModule, cost_model: CostModel, plans: Path | None) -> GraphState:
     """What it makes of the model; its plan is written at once, for what comes behind may fail or be ended."""
     with cli.progress_bar(way.described) as bar:
+        cost_model.on_progress = cli.kernels_told(bar)
         state = way.find(mod, cost_model, lambda done, total, best: bar(done, total, cli.milliseconds(best)))
     if plans is not None and way.plan_name is not None:
         state.plan.save(plans / way.plan_name)

@@ -82,6 +82,7 @@ def main(
         CostModel(tvm_target, database, policy=policy, remote=remote) as cost_model,
         cli.progress_bar("searching") as bar,
     ):
+        cost_model.on_progress = cli.kernels_told(bar)
         try:
             result = optimize(
                 mod,

@@ -91,6 +91,7 @@ def main(
         CostModel(tvm_target, database, remote=remote) as cost_model,
         cli.progress_bar("pricing") as bar,
     ):
+        cost_model.on_progress = cli.kernels_told(bar)
         along = price_along(start, rewrites, cost_model, bar)
         told = (
             contents(given.name, along, cost_model, training)

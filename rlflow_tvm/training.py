@@ -165,7 +165,14 @@ def train_on_models(
     shapes = shapes or {}
     modules = import_models(models, shapes)
     elsewhere = ray is not None or (workers is not None and workers > 1)
+    taken = booked = 0
+
+    def on_work(what: str) -> None:
+        if progress is not None:
+            progress(min(taken, steps), steps, what)
+
     with open_prices(target, elsewhere, remote, predict) as prices, ExitStack() as stack:
+        prices.cost_model.on_progress = lambda done, total: on_work(f"kernel {done} of {total}")
         problems = make_problems(modules, prices.cost_model)
         begun = _begun(out) if resume else {}
         found = {name: beginning_of(problem, begun.get(name)) for name, problem in problems.items()}
@@ -192,17 +199,11 @@ def train_on_models(
 
         ours = target_key(target, None if remote is None else remote.key)
 
-        taken = booked = 0
-
         def on_step(done: int) -> None:
             nonlocal taken
             taken = done
             if progress is not None:
                 progress(min(done, steps), steps, f"best {100 * plans().best_ratio:.1f} % of the start's cost")
-
-        def on_work(what: str) -> None:
-            if progress is not None:
-                progress(min(taken, steps), steps, what)
 
         def on_episode(episode: Episode) -> None:
             best = episode.summary

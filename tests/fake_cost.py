@@ -69,12 +69,11 @@ class FakeCostModel:
     def cost(
         self,
         mod: tvm.IRModule | Dataflow,
-        on_progress: Callable[[int, int], None] | None = None,
         *,
         reach: int | None = None,
         confirmed: bool = False,
     ) -> GraphCost:
-        del on_progress, reach
+        del reach
         self.asked += 1
         graph = mod if isinstance(mod, Graph) else Graph.from_function(mod["main"])
         if graph.structural_hash not in self._known:

@@ -80,6 +80,8 @@ class CostModel:
         self.target = target
         self.timer = timer if timer is not None else KernelTimer(target, database, remote=remote)
         self._owns_timer = timer is None
+        self.on_progress: Callable[[int, int], None] | None = None
+        """Told (done, total) of a graph's kernels while they are built or measured."""
         self.asked = 0
         """Calls of `cost`."""
         self.misses = 0
@@ -114,12 +116,11 @@ class CostModel:
     def cost(
         self,
         mod: tvm.IRModule | Dataflow,
-        on_progress: Callable[[int, int], None] | None = None,
         *,
         reach: int | None = None,
         confirmed: bool = False,
     ) -> GraphCost:
-        """The cost of `mod`; `on_progress(done, total)` follows the kernels that have to be measured.
+        """The cost of `mod`.
 
         `reach`: how far away weights are, by default as far as this graph itself pushes them. Graphs that are held
         against each other want one and the same, or a few bytes more or less may change the cost of every kernel.
@@ -135,7 +136,7 @@ class CostModel:
         known = self._graphs.get(key)
         if known is None or self._is_stale(*known) or (confirmed and not known[0].confirmed):
             self.misses += known is None
-            cost = self._cost(mod, on_progress, reach, confirmed)
+            cost = self._cost(mod, reach, confirmed)
             known = self._graphs[key] = cost, self.timer.measured, self.timer.revision
         if confirmed and known[0].single:
             return replace(known[0], run_secs=math.inf, failed=(*known[0].failed, *self._unconfirmed(mod, reach)))
@@ -182,13 +183,7 @@ class CostModel:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _cost(
-        self,
-        mod: tvm.IRModule | Dataflow,
-        on_progress: Callable[[int, int], None] | None,
-        reach: int | None,
-        confirmed: bool,
-    ) -> GraphCost:
+    def _cost(self, mod: tvm.IRModule | Dataflow, reach: int | None, confirmed: bool) -> GraphCost:
         graph = self._lowering.launches(mod)
         kernels = self._temperatures.kernels(graph, reach)
         launches = sum(kernel.count for kernel in kernels)
@@ -196,7 +191,10 @@ class CostModel:
         launch_secs = launches * self.timer.launch_secs() if launches else 0.0
         self.timer.anchor = self._anchors.get(reach)
         found = self._estimator.estimate(
-            kernels, on_progress, graph=lambda: self._temperatures.rehearsal(graph, reach), confirmed=confirmed
+            kernels,
+            self.on_progress,
+            graph=lambda: self._temperatures.rehearsal(graph, reach),
+            confirmed=confirmed,
         )
         predictions = [(k.count, p) for k, p in zip(kernels, found, strict=True) if isinstance(p, Prediction)]
         failed = tuple(

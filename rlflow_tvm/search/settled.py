@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from operator import attrgetter
 
 from rlflow_tvm.envs import RewriteProblem
@@ -28,12 +31,16 @@ def beginnings(problem: RewriteProblem) -> list[Beginning]:
 
     A blocked layout pays once most of a network is in it, and costs until then: no search by single rewrites gets there
     soon. Applying all of the family's rules wherever they apply does, without pricing the graphs on the way; so they
-    count as no environment steps.
+    count as no environment steps. Of a problem that is stopped meanwhile, those found by then.
     """
     found = {problem.start.structural_hash: Beginning(problem.start_secs, problem.start)}
     for family in TERMINATING_FAMILIES.values():
-        state = exhausted(problem.start, family)
-        if problem.stopped or state.graph.is_empty or state.structural_hash in found:
+        way = takewhile(lambda _: not problem.stopped, _settling(problem.start, family))
+        last = deque(way, maxlen=1)
+        if problem.stopped:
+            break
+        state = last.pop()
+        if state.graph.is_empty or state.structural_hash in found:
             continue
         cost = problem.cost(state, confirmed=True)
         if not math.isfinite(cost.run_secs):
@@ -46,13 +53,21 @@ def beginnings(problem: RewriteProblem) -> list[Beginning]:
 
 def exhausted(state: GraphState, rules: tuple[str, ...]) -> GraphState:
     """`state` after applying `rules` until none applies, earlier ones first, each at its first site."""
+    return deque(_settling(state, rules), maxlen=1).pop()
+
+
+def _settling(state: GraphState, rules: tuple[str, ...]) -> Iterator[GraphState]:
+    """`state`, and what it becomes by one after the other of the rewrites to that in which `rules` are exhausted."""
     refused: set[tuple[int, RewriteAction]] = set()
+    yield state
     while True:
         actions = (RewriteAction(rule, site) for rule in rules for site in state.sites.get(rule, ()))
         action = next((a for a in actions if (state.structural_hash, a) not in refused), None)
         if action is None:
-            return state
+            return
         try:
             state = state.apply(action)
         except RewriteError:  # a site that cannot be rewritten is passed over, as it is in `RewriteProblem`
             refused.add((state.structural_hash, action))
+        else:
+            yield state

@@ -131,7 +131,7 @@ def test_default_database_and_schedule(target, tmp_path, monkeypatch):
 
 def test_progress(target, timer):
     calls = []
-    CostModel(target, timer=timer).cost(
-        two_layers(width=40), on_progress=lambda done, total: calls.append((done, total))
-    )
+    cost_model = CostModel(target, timer=timer)
+    cost_model.on_progress = lambda *how_far: calls.append(how_far)
+    cost_model.cost(two_layers(width=40))
     assert calls == [(1, 1)]

@@ -118,8 +118,8 @@ class FailsAgain(FakeCostModel):
         super().__init__()
         self.op, self.confirming = op, 0
 
-    def cost(self, mod, on_progress=None, *, reach=None, confirmed=False):
-        cost = super().cost(mod, on_progress, reach=reach, confirmed=confirmed)
+    def cost(self, mod, *, reach=None, confirmed=False):
+        cost = super().cost(mod, reach=reach, confirmed=confirmed)
         if confirmed and any(node.op == self.op for node in mod.nodes):
             self.confirming += 1
             return dataclasses.replace(cost, run_secs=math.inf, failed=(f"{self.op}: it failed again",))

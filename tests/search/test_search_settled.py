@@ -72,6 +72,21 @@ def test_agents_and_walks_begin_where_family_search_does(blocked_conv, monkeypat
     assert left_from[2].plan == problem.start.plan
 
 
+def test_settling_ends_where_somebody_stops_it(monkeypatch):
+    problem = problem_of(conv_net(), blocked_conv=60.0)
+    applied, apply = 0, GraphState.apply
+
+    def stopping(state, action):
+        nonlocal applied
+        applied += 1
+        problem.stopped = applied == 3
+        return apply(state, action)
+
+    monkeypatch.setattr(GraphState, "apply", stopping)
+    assert [each.state.plan for each in beginnings(problem)] == [problem.start.plan]
+    assert applied == 3
+
+
 def test_replays_go_on_from_the_graphs_that_are_kept(monkeypatch):
     problem = problem_of(conv_net())
     begin = next(each.state for each in beginnings(problem) if each.state.actions)
