@@ -106,6 +106,12 @@ RULES = (
         when=("rank(y) == 4", "broadcasts_along_channels(shape(y), [dim(x, 0), dim(x, 1) * b, dim(x, 2), dim(x, 3)])"),
     ),
     RewriteRule(
+        "unpack_after_channelwise", "layout",
+        "Commutative[f](unpack(x, block=b), y) => "
+        "unpack(Commutative[f](x, pack(reshape(y, shape=[1, dim(y, 0), 1, 1]), block=b)), block=b)",
+        when=("shape(y) == [dim(x, 1) * b, 1, 1]",),
+    ),
+    RewriteRule(
         "pack_before_binary", "layout",
         "pack(Binary[f](x, y), block=b) => Binary[f](pack(x, block=b), pack(y, block=b))",
         when=("rank(x) == 4", "rank(y) == 4", "broadcasts_along_channels(shape(y), shape(x))"),
@@ -118,7 +124,14 @@ RULES = (
     ),
     RewriteRule(
         "unpack_after_mean", "layout",
-        "mean(unpack(x, block=b), axis=[2, 3], keepdims=True) => unpack(mean(x, axis=[2, 3], keepdims=True), block=b)",
+        "mean(unpack(x, block=b), axis=a, keepdims=True) => unpack(mean(x, axis=[2, 3], keepdims=True), block=b)",
+        when=("normal(a, 4) == [2, 3]",),
+    ),
+    RewriteRule(
+        "unpack_after_flat_mean", "layout",
+        "mean(unpack(x, block=b), axis=a, keepdims=False) => "
+        "reshape(mean(x, axis=[2, 3], keepdims=False), shape=[dim(x, 0), dim(x, 1) * b])",
+        when=("normal(a, 4) == [2, 3]",),
     ),
     RewriteRule(
         "unpack_of_points_to_reshape", "layout",
