@@ -31,6 +31,16 @@ def test_exhausted_family_has_no_sites_left(model):
         assert again.structural_hash == state.structural_hash
 
 
+@pytest.mark.parametrize("model", ["light_squeezenet", "light_resnet50", "light_inception_v2", "light_densenet121"])
+def test_no_image_of_a_settled_network_is_unpacked(model):
+    """Neither before the mean over the plane, in whatever way its axes are written, nor before a scale by channel."""
+    start = GraphState.from_module(from_onnx(light_files()[model]), default_rules(LANES))
+    state = exhausted(start, TERMINATING_FAMILIES["layout"])
+    moved = [node for node in state.graph.nodes if node.op == "relax.layout_transform"]
+    assert moved
+    assert not [node.value for node in moved if len(node.var.ty.shape.values) == 4]
+
+
 def test_family_search_on_the_smallest_budget_has_priced_every_start():
     costs = {**PLATEAU, "relax.layout_transform": 4.0}
     problem = problem_of(conv_chain(), LAYOUT, costs=costs, blocked_conv=95.0)
