@@ -11,12 +11,21 @@ from tvm import relax
 
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.frontend import random_inputs
-from rlflow_tvm.ir import Detached
+from rlflow_tvm.ir import Detached, single_block
 from rlflow_tvm.kernels import BY_SHAPE, Choices, pipeline
 from rlflow_tvm.passes import GraphState, RewriteAction
 
 TOLERANCE = 1e-3
-"""Largest difference allowed, as a share of the output's range: rewriting changes the order of float sums."""
+"""Largest difference allowed, as a share of the output's range: rewriting changes the order of float sums. Of integers
+and booleans the share of elements that may differ, as a place of the greatest does where two are nearly equal."""
+_NARROW = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+_ROUNDINGS = 16  # in narrow floats, of the size of the range
+
+
+def tolerance(mod: tvm.IRModule) -> float:
+    """`TOLERANCE`, or more where `mod` computes in floats so narrow that a few roundings are more."""
+    names = {str(binding.var.ty.dtype) for binding in single_block(mod["main"]) if hasattr(binding.var.ty, "dtype")}
+    return max([TOLERANCE, *(_ROUNDINGS * eps for name, eps in _NARROW.items() if name in names)])
 
 
 def run_module(
@@ -49,7 +58,8 @@ def flatten(result: object) -> list[tvm.runtime.Tensor]:
 
 
 def range_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """Largest absolute difference, divided by the range (max - min) of the expected output it occurs in.
+    """Largest absolute difference, divided by the range (max - min) of the expected output it occurs in; of integers
+    and booleans the share of elements that differ.
 
     The range counts as at least a hundredth of the largest magnitude, so that an output that is constant but for
     rounding has one. Infinite where shapes or counts differ, or NaN and the two infinities are not the same in place.
@@ -58,6 +68,9 @@ def range_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) ->
         return float("inf")
     worst = 0.0
     for a, b in zip(actual, expected, strict=True):
+        if a.shape == b.shape and b.dtype.kind in "iub":
+            worst = max(worst, float(np.mean(a != b)) if b.size else 0.0)
+            continue
         a, b = a.astype(np.float64), b.astype(np.float64)
         finite = np.isfinite(b)
         if a.shape != b.shape or not np.isfinite(a[finite]).all():
@@ -97,32 +110,36 @@ class Comparison:
     The weights are drawn anew (the rules hold for any): in a model whose weights are all alike, or whose output is
     saturated by them, a wrong permutation would not show. Where the output is saturated all the same (a softmax over
     activations that grew from block to block gives zeros and a one), smaller weights are drawn; where it is not
-    finite (the root of a negative number), weights of the signs that the module has, and at last the module's own.
+    finite (the root of a negative number), weights of the signs that the module has, then the module's own, and at last
+    inputs without negative numbers, with either (the logarithm of a spectrum).
 
     RewriteError if less than half of an output is finite with any of them.
     """
 
     def __init__(self, start: GraphState, target: tvm.target.Target, seed: int = 0) -> None:
         self._start, self._target = start, target
-        self._inputs = list(random_inputs(start.mod, seed).values())
+        self._tolerance = tolerance(start.mod)
+        inputs = list(random_inputs(start.mod, seed).values())
         best = (-1.0, -1.0)
         for draw in _DRAWS:
             if draw.only_if_not_finite and best[0] == 1.0:
                 break
+            self._inputs = [np.abs(a) if draw.positive and a.dtype.kind not in "iub" else a for a in inputs]
             weights = self._weights = _drawn_weights(start, draw, seed)
             expected = self._run(start)
             finite = min((float(np.isfinite(output).mean()) for output in expected if output.size), default=1.0)
             visible = min((_visible_share(output) for output in expected), default=1.0)
             if (finite, visible) > best:
-                best, chosen = (finite, visible), (weights, expected)
+                best, chosen = (finite, visible), (self._inputs, weights, expected)
             if finite == 1.0 and visible >= _ENOUGH_VISIBLE:
                 break
         if best[0] < _ENOUGH_FINITE:
             raise RewriteError(
                 f"the outputs cannot be compared: {100 * (1 - best[0]):.0f} % of one of them is NaN or infinite on "
-                "random inputs, with the model's own weights too; look for the operator that makes it so"
+                "random inputs, without negative ones and with the model's own weights too: look for the operator that "
+                "makes it so"
             )
-        self._weights, self._expected = chosen
+        self._inputs, self._weights, self._expected = chosen
 
     def _run(self, state: GraphState, choices: Choices = BY_SHAPE) -> list[np.ndarray]:
         return run_module(Detached(state.mod, self._weights).bind(), self._target, self._inputs, choices)
@@ -135,9 +152,9 @@ class Comparison:
         return range_error(self._run(state, choices), self._expected)
 
     def check(self, state: GraphState) -> float:
-        """`error`, if it is within `TOLERANCE`; else RewriteError, naming the first rule after which it is not."""
+        """`error`, if it is within `tolerance`; else RewriteError, naming the first rule after which it is not."""
         error = self.error(state)
-        if error > TOLERANCE:
+        if error > self._tolerance:
             try:
                 culprit, number = self._first_wrong(state.actions)
                 where = f", first after {culprit} (action {number})"
@@ -150,10 +167,10 @@ class Comparison:
         return error
 
     def check_kernels(self, state: GraphState, choices: Choices) -> float:
-        """`error` with the kernels of `choices`, if it is within `TOLERANCE`; else RewriteError. `check` comes first:
+        """`error` with the kernels of `choices`, if it is within `tolerance`; else RewriteError. `check` comes first:
         it tells a wrong rewrite from a wrong kernel."""
         error = self.error(state, choices)
-        if error > TOLERANCE:
+        if error > self._tolerance:
             raise RewriteError(
                 f"the outputs of the rewritten module differ by {error:.1e} of their range where it is built with the "
                 "kernels that measured fastest (without a database they are right): this is a bug, please report it "
@@ -169,7 +186,7 @@ class Comparison:
         right, wrong = 0, len(actions)
         while wrong - right > 1:
             middle = (right + wrong) // 2
-            if self.error(states[middle]) <= TOLERANCE:
+            if self.error(states[middle]) <= self._tolerance:
                 right = middle
             else:
                 wrong = middle
@@ -178,19 +195,27 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Draw:
-    """How weights are drawn: matrices times `gain`; with the signs that they have; not at all, but as they are."""
+    """How weights are drawn: matrices times `gain`; with the signs that they have; not at all, but as they are. And
+    whether inputs are to be `positive`."""
 
     gain: float = 1.0
     keep_signs: bool = False
     own: bool = False
+    positive: bool = False
 
     @property
     def only_if_not_finite(self) -> bool:
-        return self.keep_signs or self.own
+        return self.keep_signs or self.own or self.positive
 
 
 _OWN = _Draw(own=True)
-_DRAWS = (_Draw(1.0), _Draw(0.5), _Draw(0.2), _Draw(keep_signs=True), _OWN)
+_DRAWS = (
+    *(_Draw(gain) for gain in (1.0, 0.5, 0.2)),
+    _Draw(keep_signs=True),
+    _OWN,
+    _Draw(positive=True),
+    _Draw(own=True, positive=True),
+)
 _ENOUGH_VISIBLE = 0.1
 _ENOUGH_FINITE = 0.5
 
@@ -226,7 +251,7 @@ def _varied(array: np.ndarray, draw: _Draw, rng: np.random.Generator) -> np.ndar
     """Kernels and matrices of variance 2/fan-in (He et al. 2015) times the gain's square, so that activations neither
     vanish nor explode; anything smaller (biases, scales, masks) shrunk by factors in [0.9, 1), or small numbers where
     all of it is zero: biases of zeros would hide that they are lost; integers as they are."""
-    if array.dtype.kind != "f":
+    if array.dtype.kind in "iub":
         return array
     if sum(extent > 1 for extent in array.shape) >= 2:
         fan_in = array.size / array.shape[0 if array.ndim == 4 else -1]

@@ -15,7 +15,7 @@ from rlflow_tvm.ir import Detached, detach
 from rlflow_tvm.kernels import Choices
 from rlflow_tvm.kernels.tuned import marked
 from rlflow_tvm.passes import GraphState, RewriteAction, RewriteRule, RuleSet
-from rlflow_tvm.verify import TOLERANCE, Comparison, check_state, range_error
+from rlflow_tvm.verify import TOLERANCE, Comparison, check_state, range_error, tolerance
 
 NAN, INF = np.nan, np.inf
 WRONG = RewriteRule("wrong", "none", "tanh(x) => negative(x)")
@@ -109,6 +109,48 @@ def test_lost_bias_of_zeros_is_seen():
     lost = RewriteRule("lost", "none", "add(x, b) => x", when=("is_weight(b)",))
     with pytest.raises(RewriteError, match="first after lost@"):
         check_state(rewritten(mod, {"b": np.zeros(8, "float32")}, lost), TARGET)
+
+
+def test_inputs_without_negative_numbers_where_nothing_else_is_finite():
+    def logarithms(emit, x, w):
+        return rx.tanh(emit(rx.matmul(emit(rx.log(x)), w)))
+
+    mod = module({"x": (4, 8)}, {"w": (8, 8)}, logarithms)
+    weights = {"w": near_one(8, 8)}
+    with pytest.raises(RewriteError, match="first after wrong@"):
+        check_state(rewritten(mod, weights, WRONG), TARGET)
+    assert check_state(rewritten(mod, weights, RIGHT), TARGET) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [("float32", 1e-3), ("float16", 2**-6), ("bfloat16", 2**-3)])
+def test_narrow_floats_may_be_rounded_a_few_times(dtype, allowed):
+    mod = module({"x": (4, 8)}, {}, lambda emit, x: rx.astype(emit(rx.tanh(x)), "float32"), dtype)
+    assert tolerance(mod) == allowed
+
+
+def test_of_integers_some_may_differ_by_whatever_and_of_few_none():
+    expected = np.arange(2000)
+    actual = expected.copy()
+    actual[7] = 1999
+    assert range_error([actual], [expected]) == 1 / 2000 <= TOLERANCE
+    assert range_error([actual[:20]], [expected[:20]]) > TOLERANCE
+    assert range_error([np.array(True)], [np.array(False)]) == 1.0
+    assert range_error([actual[:1]], [expected[:2]]) == INF
+
+
+def test_a_lost_mask_is_seen():
+    def masked(emit, x, mask):
+        return rx.nn.softmax(emit(rx.add(x, emit(rx.multiply(rx.astype(mask, "float32"), relax.const(5.0))))))
+
+    x, mask = relax.Var("x", relax.TensorType((2, 8), "float32")), relax.Var("mask", relax.TensorType((2, 8), "int64"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, mask]):
+        with builder.dataflow():
+            output = builder.emit_output(builder.emit(masked(builder.emit, x, mask)))
+        builder.emit_func_output(output)
+    lost = RewriteRule("lost", "none", "softmax(add(x, y), axis=k) => softmax(x, axis=k)")
+    with pytest.raises(RewriteError, match="first after lost@"):
+        check_state(rewritten(builder.get(), {}, lost), TARGET)
 
 
 def test_output_that_is_never_finite_is_an_error():

@@ -178,7 +178,8 @@ def _as_nodes(graph: Graph, node: onnx.NodeProto, affine: ChannelAffine, output:
     dtype = data if data == given else max(data, given, np.dtype(np.float32), key=lambda each: each.itemsize)
     scale, shift = (graph.fresh_name(f"{node.output[0]}.{part}") for part in ("scale", "shift"))
     for name, array in ((scale, affine.scale), (shift, affine.shift)):
-        graph.constants[name] = array.astype(dtype).reshape(-1, *[1] * (rank - 2))
+        # of an image with its batch axis, as a convolution's bias, by which rules know what goes along channels
+        graph.constants[name] = array.astype(dtype).reshape(*[1] * (rank > 2), -1, *[1] * (rank - 2))
     image, scaled, shifted = node.input[0], graph.fresh_name(f"{node.output[0]}.scaled"), output
     widen, narrowed = [], []
     if dtype != data:

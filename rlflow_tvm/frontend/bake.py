@@ -34,13 +34,23 @@ class _Baker(relax.PyExprMutator):
         if call.op.name in _VIEWS and _leaves_alone(call):
             return call.args[0]
         evaluate = _NUMPY.get(call.op.name)
-        if evaluate is None:
+        if evaluate is None and call.op.name not in _BINARY:
             return call
         arrays = [self._array(arg) for arg in call.args]
-        if any(a is None for a in arrays):
-            return call
+        if evaluate is None or any(a is None for a in arrays):
+            return self._with_numbers(call, arrays) if call.op.name in _BINARY else call
         found = np.ascontiguousarray(evaluate(call, *arrays))
         return relax.const(found.reshape(_extents(call)), _dtype(call))  # contiguity makes a scalar one-dimensional
+
+    def _with_numbers(self, call: relax.Call, arrays: list[np.ndarray | None]) -> relax.Expr:
+        """Constants of one element as numbers without axes, by which rules know them, where no axis is lost with it."""
+        rank = len(_extents(call))
+        ranks = [len(_extents(arg)) for arg in call.args]
+        for i, array in enumerate(arrays):
+            if array is not None and array.size == 1 and ranks[i] and ranks[1 - i] == rank:
+                number = relax.const(array.reshape(()), _dtype(call.args[i]))
+                return self.builder_.normalize(relax.Call(call.op, [*call.args[:i], number, *call.args[i + 1 :]]))
+        return call
 
     def _array(self, expr: relax.Expr) -> np.ndarray | None:
         if isinstance(expr, relax.Var):
@@ -101,6 +111,9 @@ def _take(call: relax.Call, data: np.ndarray, indices: np.ndarray) -> np.ndarray
 _ROWS = 64
 _VIEWS = frozenset(
     {"relax.reshape", "relax.permute_dims", "relax.broadcast_to", "relax.squeeze", "relax.expand_dims", "relax.astype"}
+)
+_BINARY = frozenset(
+    f"relax.{name}" for name in ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
 )
 _NUMPY: dict[str, Callable[..., Any]] = {
     "relax.reshape": _reshape,

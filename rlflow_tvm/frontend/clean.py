@@ -46,6 +46,7 @@ def clean(model: onnx.ModelProto, label: str, shapes: Shapes | None = None) -> G
     resolve_padding(graph)
     fold_affine(graph)
     prune(graph)
+    _drop_unread(graph)
     infer_types(graph)
     return graph
 
@@ -118,6 +119,11 @@ def _require_static(graph: Graph, name: str, info: onnx.ValueInfoProto) -> None:
             f"{graph.label}: input {name!r} has no shape: give one, for example --shape {name}=1,3,224,224"
         )
     for i, dim in enumerate(tensor.shape.dim):
+        if dim.HasField("dim_value") and dim.dim_value == 0:
+            raise FrontendError(
+                f"{graph.label}: dimension {i} of input {name!r} is 0: inputs without elements are not supported, "
+                "export the model without that input"
+            )
         if dim.dim_value <= 0:
             called = f" ({dim.dim_param})" if dim.dim_param else ""
             example = ",".join(str(d.dim_value) if d.dim_value > 0 else "1" for d in tensor.shape.dim)
@@ -128,7 +134,7 @@ def _require_static(graph: Graph, name: str, info: onnx.ValueInfoProto) -> None:
 
 
 def remove_identities(graph: Graph) -> None:
-    """Take out `Identity` and inference `Dropout`: whoever read their output reads their input.
+    """Take out `Identity`, inference `Dropout` and a `Split` into one: whoever read their output reads their input.
 
     Raises:
         FrontendError: a `Dropout` in training mode, or one whose mask is read.
@@ -137,7 +143,8 @@ def remove_identities(graph: Graph) -> None:
     alias: dict[str, str] = {}
     kept = []
     for node in graph.nodes:
-        if node.op_type not in ("Identity", "Dropout") or node.domain not in ("", "ai.onnx"):
+        passes_on = node.op_type in ("Identity", "Dropout") or (node.op_type == "Split" and len(node.output) == 1)
+        if not passes_on or node.domain not in ("", "ai.onnx"):
             kept.append(node)
             continue
         if node.op_type == "Dropout":
@@ -150,6 +157,21 @@ def remove_identities(graph: Graph) -> None:
     graph.nodes = kept
     for output in graph.model.graph.output:
         output.name = alias.get(output.name, output.name)
+
+
+def _drop_unread(graph: Graph) -> None:
+    """Take out, from behind, outputs that nobody reads and an operator need not give, as a pool's indices: TVM's
+    importer does not know all of them."""
+    uses = graph.uses()
+    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+    for node in graph.nodes:
+        if not onnx.defs.has(node.op_type, graph.opset, node.domain):
+            continue
+        formal = onnx.defs.get_schema(node.op_type, graph.opset, node.domain).outputs
+        while len(node.output) > 1 and not uses[node.output[-1]]:
+            if formal[min(len(node.output), len(formal)) - 1].option != optional:
+                break
+            del node.output[-1]
 
 
 def _require_inference(graph: Graph, node: onnx.NodeProto, uses: Mapping[str, int]) -> None:

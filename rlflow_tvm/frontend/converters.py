@@ -34,7 +34,11 @@ def _clip(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> r
         bounds = [attrs.get("min"), attrs.get("max")]
     else:
         bounds = [b.value.numpy().item() if isinstance(b, tvm.ir.GenericConst) else b for b in (inputs[1], inputs[2])]
-    result = inputs[0]
+    return _between(bb, inputs[0], bounds)
+
+
+def _between(bb: relax.BlockBuilder, result: relax.Expr, bounds: list) -> relax.Expr:
+    """`result` between two bounds: expressions, numbers, or None."""
     dtype = result.ty.dtype
     for op, bound in zip((relax.op.maximum, relax.op.minimum), bounds, strict=True):
         if isinstance(bound, relax.Expr):
@@ -47,6 +51,19 @@ def _clip(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> r
         else:
             result = bb.normalize(op(result, relax.const(bound, dtype)))
     return result
+
+
+_SLOPE = ("alpha", 0.2), ("beta", 0.5)
+
+
+def _hard_sigmoid(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
+    slope, shift = (relax.const(attrs.get(name, usual), _dtype(inputs[0])) for name, usual in _SLOPE)
+    scaled = bb.normalize(relax.op.multiply(inputs[0], slope))
+    return _between(bb, bb.normalize(relax.op.add(scaled, shift)), [0.0, 1.0])
+
+
+def _hard_swish(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
+    return relax.op.multiply(inputs[0], _hard_sigmoid(bb, inputs, {"alpha": 1 / 6, "beta": 0.5}, opset))
 
 
 def _pad(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
@@ -76,9 +93,11 @@ def _pow(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> re
     base, exponent = inputs[0], inputs[1]
     dtype = _dtype(base)  # ONNX lets the exponent be of another type; the result has the base's
     known = exponent.value.numpy() if isinstance(exponent, tvm.ir.GenericConst) else None
-    if np.dtype(dtype).kind in "iu":  # TVM raises floats only
-        if known is not None and known.size == 1 and known.ndim <= len(base.ty.shape) and known.item() in range(1, 65):
-            return _product(bb, base, int(known.item()))
+    whole = np.dtype(dtype).kind in "iu"  # TVM raises floats only
+    powers = range(1, 65) if whole else (2, 3)  # of floats those in which rules know variances and the GELU
+    if known is not None and known.size == 1 and known.ndim <= len(base.ty.shape) and known.item() in powers:
+        return _product(bb, base, int(known.item()))
+    if whole:
         raised = relax.op.power(relax.op.astype(base, "float64"), _cast(exponent, "float64"))
         return relax.op.astype(bb.normalize(raised), dtype)
     return None if _dtype(exponent) == dtype else relax.op.power(base, _cast(exponent, dtype))
@@ -206,6 +225,8 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     "Cosh": _cosh,
     "Gather": _gather,
     "GatherND": _gather_nd,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": _hard_swish,
     "LayerNormalization": _layer_norm,
     "Max": functools.partial(_pairwise, relax.op.maximum),
     "Mean": _mean,

@@ -154,7 +154,7 @@ def _name_results(writer: Writer, results: Sequence[str], names: Sequence[str], 
     for result, name in zip(results, names, strict=True):
         if result in made and result not in renamed:
             renamed[result] = name
-        elif result != name:
+        elif renamed.get(result, result) != name:  # called so already where an output is listed twice
             if name in inputs:
                 raise writer.refusal(f"{name} is an input and another output: rename one of them")
             writer.nodes.append(helper.make_node("Identity", [result], [name], name=writer.fresh(f"{name}.Identity")))

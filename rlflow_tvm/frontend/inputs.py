@@ -1,4 +1,5 @@
-"""Random inputs that a model can make sense of: token ids within the vocabulary, masks of ones, normal floats."""
+"""Random inputs that a model can make sense of: token ids within the vocabulary, masks of what stands first, normal
+floats."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def random_inputs(mod: tvm.IRModule, seed: int) -> dict[str, np.ndarray]:
     """One array for each input of a module (bound or detached) with static input shapes.
 
     Floats are standard normal. Integers that index a table (`take`) are drawn below its extent; other
-    integers and booleans are ones if "mask" is in the input's name, else drawn from {0, 1}.
+    integers and booleans are drawn from {0, 1}; with "mask" in the input's name they are ones, and zeros in the last
+    quarter of the last axis: of ones alone nobody would see that a mask is lost.
 
     Raises:
         FrontendError: an input has a dynamic shape or a type that is neither number nor boolean.
@@ -42,7 +44,8 @@ def _draw(rng: np.random.Generator, name: str, spec: _Spec) -> np.ndarray:
     if spec.dtype.kind not in "iub":
         raise FrontendError(f"input {name!r} has the type {spec.dtype}: only numbers and booleans can be drawn")
     if spec.bound is None and "mask" in name.lower():
-        return np.ones(spec.shape, spec.dtype)
+        last = spec.shape[-1] if spec.shape else 1
+        return np.broadcast_to(np.arange(last) < last - last // 4, spec.shape).astype(spec.dtype)
     return np.asarray(rng.integers(0, spec.bound or 2, spec.shape)).astype(spec.dtype)
 
 

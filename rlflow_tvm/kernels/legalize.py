@@ -137,7 +137,7 @@ class Legalizer:
             view = relax.op.reshape(call.args[0], node.var.ty.shape)
             return _Legal.of([bound(node.var, view, node.var.ty)])
         arguments = [_argument_key(arg) for arg in call.args]
-        key = (node.op, weight, _attrs_key(call.attrs), *arguments)
+        key = (node.op, weight, _attrs_key(call.attrs), *map(str, call.ty_args), *arguments)
         template = self._templates.get(key)
         if template is None:
             template = self._templates[key] = self._make_template(call, node.inputs, weight)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 import tvm
-import tvm_ffi
 from tvm import relax
 
 from rlflow_tvm.dataflow import Dataflow, Node, substitute, variables_of
@@ -62,12 +61,6 @@ class Graph(Dataflow):
     def is_empty(self) -> bool:
         """Whether nothing is computed at run time: the function returns its parameters, or work on weights, as is."""
         return not any(isinstance(n.value, relax.Call) and n.var not in self.weight_only for n in self.nodes)
-
-    @cached_property
-    def bindings_map(self) -> tvm_ffi.Map[relax.Var, relax.Expr]:
-        """Variable -> value, as `relax.dpl` patterns need it to see through variables (a dictionary would be copied
-        at each match)."""
-        return tvm_ffi.Map({node.var: node.value for node in self.nodes})
 
     def live(self) -> Graph:
         """This graph without the nodes that its output does not need."""

@@ -57,7 +57,7 @@ class RuleSet:
         for rule in self.rules:
             for number, term in enumerate(rule.equation.left):
                 for operator in root_operators(term):
-                    found.setdefault(operator, []).append((rule, number, forms_of(term, rule.symmetric)))
+                    found.setdefault(operator, []).append((rule, number, forms_of(term, rule.fixes_operands)))
         return {operator: tuple(entries) for operator, entries in found.items()}
 
     @cached_property
@@ -219,7 +219,7 @@ class Matches:
     def explain(self, rule: RewriteRule, node: Node, root: int = 0) -> str:
         """Why `rule` does not match with its left term number `root` at `node` ("" if it does)."""
         reasons: list[tuple[int, str]] = []
-        for term in variants(rule.equation.left[root], rule.symmetric):
+        for term in variants(rule.equation.left[root], rule.fixes_operands):
             env: dict[str, Any] = {}
             matched: list[relax.Var] = []
             try:

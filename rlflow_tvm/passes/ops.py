@@ -34,7 +34,6 @@ class Operator:
     arity: int | None = 1
     attributes: dict[str, Any] = field(default_factory=dict)
     read: Reader | None = None
-    extra: int = 0  # operands behind the tensors that are read as attributes (reshape's shape)
 
     def attributes_of(self, call: relax.Call) -> dict[str, Any] | None:
         if self.name in NOT_FOR_INTEGERS and not all(map(_is_of_floats, call.args[: self.arity])):
@@ -113,6 +112,17 @@ def _read_squeeze(call: relax.Call) -> dict[str, Any]:
     return {"axis": tuple(units) if axes is None else tuple(int(axis) % len(extents) for axis in axes)}
 
 
+def _product_reader(names: Iterable[str]) -> Reader:
+    """The type of the result is an attribute where it is not that of the operands."""
+
+    def read(call: relax.Call) -> dict[str, Any]:
+        attributes = _as_written(call, names)
+        usual = {str(operand.ty.dtype) for operand in call.args}
+        return {**attributes, "out_dtype": None} if usual == {str(attributes["out_dtype"])} else attributes
+
+    return read
+
+
 def _read_take(call: relax.Call) -> dict[str, Any] | None:
     if call.attrs.axis is None or not isinstance(call.args[1].ty, relax.TensorType):
         return None
@@ -185,6 +195,7 @@ def _layout_builder(name: str) -> Builder:
     return build
 
 
+_MATMUL = dict(out_dtype=None)
 _CONV = dict(
     strides=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1), groups=1,
     data_layout="NCHW", kernel_layout="OIHW", out_layout="NCHW", out_dtype=None,
@@ -213,8 +224,8 @@ _ALL = [
     Operator("silu", "relax.nn.silu", rx.nn.silu),
     Operator("gelu_tanh", "relax.nn.gelu_tanh", rx.nn.gelu_tanh),
     Operator("leaky_relu", "relax.nn.leakyrelu", rx.nn.leakyrelu, attributes=dict(alpha=REQUIRED)),
-    Operator("matmul", "relax.matmul", rx.matmul, 2, dict(out_dtype=None)),
-    Operator("conv2d", "relax.nn.conv2d", rx.nn.conv2d, 2, _CONV),
+    Operator("matmul", "relax.matmul", rx.matmul, 2, _MATMUL, _product_reader(_MATMUL)),
+    Operator("conv2d", "relax.nn.conv2d", rx.nn.conv2d, 2, _CONV, _product_reader(_CONV)),
     Operator("max_pool2d", "relax.nn.max_pool2d", rx.nn.max_pool2d, attributes=_POOL),
     Operator("avg_pool2d", "relax.nn.avg_pool2d", rx.nn.avg_pool2d, attributes=_POOL),
     Operator("adaptive_avg_pool2d", "relax.nn.adaptive_avg_pool2d", rx.nn.adaptive_avg_pool2d,
@@ -227,9 +238,8 @@ _ALL = [
     Operator("rms_norm", "relax.nn.rms_norm", rx.nn.rms_norm, 2, _RMS_NORM, _norm_reader(_RMS_NORM)),
     Operator("softmax", "relax.nn.softmax", rx.nn.softmax, attributes=dict(axis=-1)),
     Operator("pad", "relax.nn.pad", rx.nn.pad, attributes=_PAD, read=_read_pad),
-    Operator("reshape", "relax.reshape", rx.reshape, attributes=dict(shape=REQUIRED), read=_read_shape, extra=1),
-    Operator("broadcast_to", "relax.broadcast_to", rx.broadcast_to, attributes=dict(shape=REQUIRED), read=_read_shape,
-             extra=1),
+    Operator("reshape", "relax.reshape", rx.reshape, attributes=dict(shape=REQUIRED), read=_read_shape),
+    Operator("broadcast_to", "relax.broadcast_to", rx.broadcast_to, attributes=dict(shape=REQUIRED), read=_read_shape),
     Operator("expand_dims", "relax.expand_dims", rx.expand_dims, attributes=dict(axis=REQUIRED), read=_read_expand),
     Operator("squeeze", "relax.squeeze", rx.squeeze, attributes=dict(axis=REQUIRED), read=_read_squeeze),
     Operator("take", "relax.take", lambda data, indices, axis, mode: rx.take(data, indices, axis, mode), 2,
@@ -268,7 +278,6 @@ CLASSES: dict[str, tuple[str, ...]] = {
     ),
     "Binary": ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power"),
     "Linear": ("add", "subtract"),
-    "Reduction": ("mean", "sum", "max", "min"),
     "Commutative": ("add", "multiply", "maximum", "minimum"),
 }
 COMMUTATIVE = frozenset({"Commutative", *CLASSES["Commutative"]})

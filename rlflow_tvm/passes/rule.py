@@ -21,8 +21,8 @@ PARAMETERS = ("lanes", "block", "is_weight", "same")
 class RewriteRule:
     """`equation` may replace its left terms by its right terms wherever every condition of `when` holds.
 
-    With `symmetric`, roots are matched in execution order only, and operands of commutative operators as written:
-    for rules whose two orders are the same rewrite.
+    With `symmetric`, several roots are matched in execution order only, and of one the operands of commutative
+    operators as written: for rules whose two orders are the same rewrite.
     """
 
     name: str
@@ -30,6 +30,11 @@ class RewriteRule:
     text: str
     when: tuple[str, ...] = ()
     symmetric: bool = False
+
+    @property
+    def fixes_operands(self) -> bool:
+        """Whether operands of commutative operators are matched as written only."""
+        return self.symmetric and len(self.equation.left) == 1
 
     def __post_init__(self) -> None:
         unbound = self.tensors(self.equation.right) - self.tensors(self.equation.left)

@@ -51,14 +51,9 @@ def price_along(start: GraphState, plan: Plan, cost_model: CostModel, progress: 
     reach = cost_model.reach(start.graph)
     costs = []
     for number, state in enumerate(states):
-
-        def measuring(done: int, total: int, number: int = number) -> None:
-            if progress is not None:
-                progress(number, len(states), f"kernel {done} of {total}")
-
         # what is between tells the way, not what was gained: a second time for each step of a long plan takes minutes
         ends = number in (0, len(states) - 1)
-        costs.append(cost_model.cost(state.graph, measuring, reach=reach, confirmed=ends))
+        costs.append(cost_model.cost(state.graph, reach=reach, confirmed=ends))
         if progress is not None:
             progress(number + 1, len(states), "")
     return Along(states, tuple(costs), reach)

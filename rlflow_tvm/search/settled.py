@@ -58,16 +58,17 @@ def exhausted(state: GraphState, rules: tuple[str, ...]) -> GraphState:
 
 def _settling(state: GraphState, rules: tuple[str, ...]) -> Iterator[GraphState]:
     """`state`, and what it becomes by one after the other of the rewrites to that in which `rules` are exhausted."""
-    refused: set[tuple[int, RewriteAction]] = set()
+    refused: set[RewriteAction] = set()  # of this state
     yield state
     while True:
         actions = (RewriteAction(rule, site) for rule in rules for site in state.sites.get(rule, ()))
-        action = next((a for a in actions if (state.structural_hash, a) not in refused), None)
+        action = next((a for a in actions if a not in refused), None)
         if action is None:
             return
         try:
             state = state.apply(action)
         except RewriteError:  # a site that cannot be rewritten is passed over, as it is in `RewriteProblem`
-            refused.add((state.structural_hash, action))
+            refused.add(action)
         else:
+            refused.clear()
             yield state

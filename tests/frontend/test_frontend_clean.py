@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+import tvm
 from onnx import helper
 from small_weights import NORM, drawn, norm_weights
 
@@ -191,6 +192,14 @@ _OPERATORS = {
         {"w": drawn(6, 2, 3, 2)},
         18,
     ),
+    "max-pool-indices-unread": ([node("MaxPool", ["x"], ["y", "i"], kernel_shape=[2, 2])], {}, 18),
+    "split-into-one": ([node("Split", ["x"], ["s"], axis=1, num_outputs=1), node("Relu", ["s"], ["y"])], {}, 18),
+    "split-into-one-as-output": ([node("Split", ["x", "n"], ["y"], axis=2)], {"n": np.array([6])}, 13),
+    "hard-swish": ([node("HardSwish", ["x"], ["y"])], {}, 18),
+    "hard-sigmoid": ([node("HardSigmoid", ["x"], ["y"], alpha=0.3)], {}, 18),
+    "square": ([node("Pow", ["x", "e"], ["y"])], {"e": np.array([2.0], np.float32)}, 18),
+    "cube": ([node("Pow", ["x", "e"], ["y"])], {"e": np.float32(3)}, 18),
+    "pow-of-more-axes": ([node("Pow", ["x", "e"], ["y"])], {"e": np.full([1] * 5, 2, np.float32)}, 18),
     "pow-of-integer": ([node("Pow", ["x", "e"], ["y"])], {"e": np.array(2)}, 18),
     "lrn": ([node("LRN", ["x"], ["y"], size=3, alpha=0.5, beta=0.75, bias=2.0)], {}, 18),
     "layer-norm": (
@@ -333,6 +342,21 @@ def test_a_model_without_weights_or_nodes_imports(make_model) -> None:
     func = from_onnx(model)["main"]
     assert [p.name for p in func.params] == ["x"]
     assert [int(d) for d in func.ret_ty.shape] == [2, 3]
+
+
+def test_rules_know_what_was_written_as_a_power_or_as_a_clip(make_model, operators) -> None:
+    nodes = [node("Pow", ["x", "e"], ["p"]), node("HardSwish", ["p"], ["y"])]
+    mod = from_onnx(make_model(nodes, {"x": (2, 3)}, ["y"], {"e": np.float32(3)}))
+    assert set(operators(mod)) == {"multiply", "add", "nn.relu", "minimum"}
+
+
+def test_constants_of_one_element_are_numbers_where_no_axis_is_lost(make_model) -> None:
+    nodes = [node("Mul", ["x", "s"], ["m"]), node("Add", ["t", "m"], ["a"]), node("Sub", ["a", "u"], ["y"])]
+    weights = {"s": drawn(1), "t": drawn(1, 1), "u": drawn(1, 1, 1)}
+    func = from_onnx(make_model(nodes, {"x": (2, 3)}, ["y"], weights))["main"]
+    constants = [arg.value.numpy().shape for b in func.body.blocks[0].bindings for arg in b.value.args[:2]
+                 if isinstance(arg, tvm.ir.GenericConst)]  # fmt: skip
+    assert constants == [(), (), (1, 1, 1)]
 
 
 def test_several_outputs_are_a_tuple(make_model, assert_imports_right) -> None:

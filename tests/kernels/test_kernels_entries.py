@@ -314,6 +314,21 @@ def test_call_in_place_does_not_write_to_weights() -> None:
         Lowering(TARGET).lower(shifted)
 
 
+def test_calls_that_differ_in_their_results_type_alone_stay_apart() -> None:
+    @tvm.register_global_func("rlflow_test_count", override=True)
+    def count(_x, out):
+        out.copyfrom(np.arange(out.shape[0], dtype="float32"))
+
+    def counted(x):
+        found = [op.call_dps_packed("rlflow_test_count", relax.Tuple([x]), relax.TensorType((n,), "float32"))
+                 for n in (3, 8)]  # fmt: skip
+        return relax.Tuple(found)
+
+    few, many = machine(graph(counted, [(8,)]))["main"](tvm.runtime.tensor(X))
+    assert few.numpy().tolist() == [0, 1, 2]
+    assert many.numpy().tolist() == list(range(8))
+
+
 def test_call_for_training_is_refused() -> None:
     with pytest.raises(KernelError, match="call_tir_with_grad"):
         pipeline(TARGET)(Training)

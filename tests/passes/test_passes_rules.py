@@ -139,6 +139,46 @@ def test_integers_are_not_divided_by_multiplying():
     assert not divided("float16").sites["divide_to_multiply"]  # the inverse of 1e-5 is infinite
 
 
+def test_half_floats_are_not_led_out_of_their_range():
+    """6 x 12544 is no float16, nor is 1 / 1e-5; and queries are scaled before they meet the keys for that reason."""
+    names = ("mean_to_sum", "sum_after_scale", "divide_twice", "scale_then_divide", "divide_then_scale",
+             "scale_after_matmul", "scale_after_right_operand")  # fmt: skip
+
+    def body(emit, x, a, b):
+        s, divided = relax.const(np.array(0.125, str(x.ty.dtype))), emit(rx.divide(x, a))
+        scaled = emit(rx.multiply(x, s))
+        products = rx.matmul(scaled, a), rx.matmul(x, scaled)
+        return (rx.mean(x, [0, 1]), rx.sum(scaled, [1]), rx.divide(divided, b), rx.multiply(divided, b),
+                rx.divide(emit(rx.multiply(x, a)), b), *products)  # fmt: skip
+
+    def found(dtype: str) -> set[str]:
+        return matched(module({"x": (4, 4)}, {"a": (4, 4), "b": (4, 4)}, body, dtype), *names)
+
+    assert found("float32") == found("bfloat16") == set(names)
+    assert found("float16") == set()
+
+
+def test_a_result_of_the_operands_type_is_the_usual_one():
+    """As importers of torch's programs write it."""
+
+    def body(emit, x, w, y, k, b):
+        dense = emit(rx.matmul(x, w, out_dtype="float32"))
+        return rx.multiply(dense, b), emit(rx.nn.conv2d(y, k, out_dtype="float32"))
+
+    shapes = {"w": (4, 4), "k": (4, 3, 1, 1), "b": (4,)}
+    mod = module({"x": (3, 4), "y": (1, 3, 5, 5)}, shapes, body)
+    names = ("fold_scale_into_matmul", "conv_1x1_to_matmul")
+    assert matched(mod, *names) == set(names)
+
+
+def test_parallel_products_are_merged_wherever_their_biases_stand():
+    def body(emit, x, v, w, a, b):
+        return rx.add(a, emit(rx.matmul(x, v))), rx.add(emit(rx.matmul(x, w)), b)
+
+    mod = module({"x": (3, 4)}, {"v": (4, 5), "w": (4, 6), "a": (5,), "b": (6,)}, body)
+    assert matched(mod, "merge_biased_matmuls")
+
+
 @pytest.mark.parametrize("name", ["conv_factor_kernels", "fold_scale_into_conv"])
 def test_narrow_weights_of_a_wide_result_are_not_added_or_scaled(name):
     """int8 kernels of 100 and 100 add up to -56 in int8, and to 200 in int32."""

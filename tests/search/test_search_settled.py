@@ -6,8 +6,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from small_models import LANES, MODELS, conv_chain, conv_net
+from small_models import LANES, MODELS, TARGET, conv_chain, conv_net, module
 from test_search_searches import LAYOUT, PLATEAU, Scripted, problem_of
+from tvm import relax
+from tvm.relax import op as rx
 
 from rlflow_tvm.errors import PlanError
 from rlflow_tvm.frontend import from_onnx
@@ -17,6 +19,7 @@ from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
 from rlflow_tvm.search import Budget, FamilySearch, make_search, random_states
 from rlflow_tvm.search.agent_search import AgentSearch
 from rlflow_tvm.search.settled import beginnings, exhausted
+from rlflow_tvm.verify import Comparison
 
 
 @pytest.mark.parametrize("model", ["conv_chain", "conv_net", "light_squeezenet", "light_inception_v2"])
@@ -39,6 +42,31 @@ def test_no_image_of_a_settled_network_is_unpacked(model):
     moved = [node for node in state.graph.nodes if node.op == "relax.layout_transform"]
     assert moved
     assert not [node.value for node in moved if len(node.var.ty.shape.values) == 4]
+
+
+def test_nor_of_one_with_bounds_pads_gates_and_a_dense_head():
+    """What mobile networks and classifiers are made of: each of these once stopped the way of an unpacked image."""
+
+    def body(emit, image, stem, depth, squeeze, excite, joined, head):
+        def hard(x):
+            return emit(rx.minimum(emit(rx.nn.relu(x)), relax.const(6.0)))
+
+        x = hard(emit(rx.nn.conv2d(image, stem, padding=1)))
+        x = hard(emit(rx.nn.conv2d(emit(rx.nn.pad(x, [0, 0, 0, 0, 0, 1, 0, 1])), depth, groups=8)))
+        peak = emit(rx.max(x, [-1, -2], keepdims=True))
+        gate = emit(rx.nn.conv2d(hard(emit(rx.nn.conv2d(peak, squeeze))), excite))
+        x = emit(rx.multiply(emit(rx.multiply(relax.const([[[[0.5]]]]), emit(rx.sigmoid(gate)))), x))
+        parts = [emit(rx.nn.conv2d(x, joined)) for _ in range(2)]
+        x = emit(rx.concat([*parts, *parts, x], 1))
+        return rx.matmul(emit(rx.reshape(x, (1, 40 * 25))), head)
+
+    weights = {"stem": (8, 3, 3, 3), "depth": (8, 1, 3, 3), "squeeze": (4, 8, 1, 1), "excite": (8, 4, 1, 1),
+               "joined": (8, 8, 1, 1), "head": (1000, 10)}  # fmt: skip
+    start = GraphState.from_module(module({"image": (1, 3, 6, 6)}, weights, body), default_rules(LANES))
+    state = exhausted(start, TERMINATING_FAMILIES["layout"])
+    runtime = [node for node in state.graph.nodes if node.var not in state.graph.weight_only]
+    assert not [node.value for node in runtime if node.op == "relax.layout_transform"]
+    assert Comparison(start, TARGET).check(state) < 1e-5
 
 
 def test_family_search_on_the_smallest_budget_has_priced_every_start():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from rlflow_tvm.passes.rule import RewriteRule
 
 _THREE_INPUTS = ("not is_weight(x)", "not is_weight(y)", "not is_weight(z)")
+# in which the inverse of a small divisor, and the product of two large ones, are infinite
+_IN_RANGE = 'dtype(x) in ["float32", "float64", "bfloat16"]'
 _IN_PLACE = "fits(shape({1}), shape({0}))"
 
 
@@ -42,15 +44,15 @@ RULES = (
     RewriteRule("negative_of_difference", "algebra", "negative(subtract(x, y)) => subtract(y, x)"),
     RewriteRule(
         "divide_twice", "algebra", "divide(divide(x, a), b) => divide(x, multiply(a, b))",
-        when=("is_weight(a)", "is_weight(b)", "is_float(x)"),
+        when=("is_weight(a)", "is_weight(b)", _IN_RANGE),
     ),
     RewriteRule(
         "scale_then_divide", "algebra", "divide(multiply(x, a), b) => multiply(x, divide(a, b))",
-        when=("is_weight(a)", "is_weight(b)", "is_float(x)"),
+        when=("is_weight(a)", "is_weight(b)", _IN_RANGE),
     ),
     RewriteRule(
         "divide_then_scale", "algebra", "multiply(divide(x, a), b) => multiply(x, divide(b, a))",
-        when=("is_weight(a)", "is_weight(b)", "is_float(x)"),
+        when=("is_weight(a)", "is_weight(b)", _IN_RANGE),
     ),
     RewriteRule(
         "distribute_divide", "algebra", "divide(Linear[f](x, y), s) => Linear[f](divide(x, s), divide(y, s))",

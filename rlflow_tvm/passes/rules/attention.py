@@ -24,7 +24,8 @@ RULES = (
     ),
     RewriteRule(
         "scale_after_right_operand", "attention",
-        "matmul(x, multiply(y, s)) => multiply(matmul(x, y), s)", when=(_SCALAR.format("s"), "not is_weight(y)"),
+        "matmul(x, multiply(y, s)) => multiply(matmul(x, y), s)",
+        when=(_SCALAR.format("s"), "not is_weight(y)", 'dtype(x) != "float16"'),  # as `scale_after_matmul`
     ),
     RewriteRule(
         "divide_left_operand", "attention",

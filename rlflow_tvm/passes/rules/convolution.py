@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from rlflow_tvm.passes.rule import RewriteRule
 
-DEFAULT = {
-    "strides": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1), "groups": 1,
-    "data_layout": "NCHW", "kernel_layout": "OIHW", "out_layout": "NCHW", "out_dtype": None,
-}  # fmt: skip
 _PLAIN = 'k["groups"] == 1', 'k["kernel_layout"] == "OIHW"', 'k["data_layout"] == "NCHW"', 'k["out_layout"] == "NCHW"'
 _ONE_TYPE = 'k["out_dtype"] in [None, dtype({})]'  # sums and products of int8 weights would not fit into int8
 

@@ -34,9 +34,9 @@ RULES = (
     ),
     RewriteRule(
         "take_before_layer_norm", "gather",
-        f"{_TAKE.format('layer_norm(x, g, b, axes=[-1], **n)')} => "
+        f"{_TAKE.format('layer_norm(x, g, b, axes=a, **n)')} => "
         f"layer_norm({_TAKE.format('x')}, g, b, axes=[-1], **n)",
-        when=("k < rank(x) - 1",),
+        when=("normal(a, rank(x)) == [rank(x) - 1]", "k < rank(x) - 1"),
     ),
     RewriteRule(
         "take_before_softmax", "gather",

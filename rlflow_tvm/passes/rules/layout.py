@@ -10,6 +10,7 @@ from rlflow_tvm.passes.rule import RewriteRule
 
 _PLAIN = 'data_layout="NCHW", kernel_layout="OIHW", out_layout="NCHW"'
 
+_NUMBER = ("prod(shape(s)) == 1", "rank(s) <= 4")
 _POOLS = ("max_pool2d", "avg_pool2d")
 
 
@@ -28,13 +29,16 @@ def _pool_rules(pool: str) -> tuple[RewriteRule, ...]:
     )  # fmt: skip
 
 
-def _concat_rule(count: int) -> RewriteRule:
-    rest = ["y", "z", "t"][: count - 1]
+def _concat_rule(count: int, place: int = 0) -> RewriteRule:
+    """By an unpacked operand in that place."""
+    others = [f"y{i}" for i in range(count) if i != place]
+    before, after = others.copy(), [f"pack({name}, block=b)" for name in others]
+    before.insert(place, "unpack(x, block=b)")
+    after.insert(place, "x")
     return RewriteRule(
-        f"unpack_after_concat_{count}", "layout",
-        f"concat(unpack(x, block=b), {', '.join(rest)}, axis=1) => "
-        f"unpack(concat(x, {', '.join(f'pack({v}, block=b)' for v in rest)}, axis=1), block=b)",
-        when=tuple(f"dim({v}, 1) % b == 0" for v in rest),
+        f"unpack_after_concat_{count}{'' if place == 0 else f'_by_{place + 1}'}", "layout",
+        f"concat({', '.join(before)}, axis=1) => unpack(concat({', '.join(after)}, axis=1), block=b)",
+        when=tuple(f"dim({name}, 1) % b == 0" for name in others),
     )  # fmt: skip
 
 
@@ -112,6 +116,56 @@ RULES = (
         when=("shape(y) == [dim(x, 1) * b, 1, 1]",),
     ),
     RewriteRule(
+        "unpack_after_number", "layout",
+        "Binary[f](unpack(x, block=b), s) => unpack(Binary[f](x, s), block=b)", when=_NUMBER,
+    ),
+    RewriteRule(
+        "unpack_after_number_left", "layout",
+        "Binary[f](s, unpack(x, block=b)) => unpack(Binary[f](s, x), block=b)", when=_NUMBER,
+    ),
+    RewriteRule(
+        "pack_before_number", "layout",
+        "pack(Binary[f](x, s), block=b) => Binary[f](pack(x, block=b), s)", when=("rank(x) == 4", *_NUMBER),
+    ),
+    RewriteRule(
+        "unpack_after_pad", "layout",
+        "pad(unpack(x, block=b), pad_width=q, pad_value=v) => "
+        "unpack(pad(x, pad_width=[q[0], q[1], 0, 0, q[4], q[5], q[6], q[7], 0, 0], pad_value=v), block=b)",
+        when=("q[2] == 0", "q[3] == 0"),
+    ),
+    RewriteRule(
+        "unpack_after_max", "layout",
+        "max(unpack(x, block=b), axis=a, keepdims=True) => unpack(max(x, axis=[2, 3], keepdims=True), block=b)",
+        when=("normal(a, 4) == [2, 3]",),
+    ),
+    RewriteRule(
+        "unpack_into_dense", "layout",  # a flattened image: the rows of the weights change places in its stead
+        "matmul(reshape(unpack(x, block=b), shape=s), w) => matmul(reshape(x, shape=s), reshape(permute_dims(reshape("
+        "w, shape=[dim(x, 1), b, dim(x, 2) * dim(x, 3), dim(w, 1)]), axes=[0, 2, 1, 3]), shape=shape(w)))",
+        when=("is_weight(w)", "rank(w) == 2", "s == [dim(x, 0), dim(w, 0)]"),
+    ),
+    RewriteRule(
+        "unpack_to_channels_last", "layout",
+        "permute_dims(unpack(x, block=b), axes=[0, 2, 3, 1]) => reshape(permute_dims(x, axes=[0, 2, 3, 1, 4]), "
+        "shape=[dim(x, 0), dim(x, 2), dim(x, 3), dim(x, 1) * b])",
+    ),
+    RewriteRule(
+        "pack_of_channels_last", "layout",
+        "pack(permute_dims(x, axes=[0, 3, 1, 2]), block=b) => permute_dims(reshape(x, shape=[dim(x, 0), dim(x, 1), "
+        "dim(x, 2), dim(x, 3) // b, b]), axes=[0, 3, 1, 2, 4])",
+    ),
+    RewriteRule(
+        "unpack_to_patches", "layout",
+        "permute_dims(reshape(unpack(x, block=b), shape=s), axes=[0, 2, 1]) => "
+        "reshape(permute_dims(x, axes=[0, 2, 3, 1, 4]), shape=[s[0], s[2], s[1]])",
+        when=("s == [dim(x, 0), dim(x, 1) * b, dim(x, 2) * dim(x, 3)]",),
+    ),
+    RewriteRule(
+        "pack_of_points_to_reshape", "layout",
+        "pack(x, block=b) => reshape(x, shape=[dim(x, 0), dim(x, 1) // b, 1, 1, b])",
+        when=("dim(x, 2) == 1", "dim(x, 3) == 1"),
+    ),
+    RewriteRule(
         "pack_before_binary", "layout",
         "pack(Binary[f](x, y), block=b) => Binary[f](pack(x, block=b), pack(y, block=b))",
         when=("rank(x) == 4", "rank(y) == 4", "broadcasts_along_channels(shape(y), shape(x))"),
@@ -138,7 +192,8 @@ RULES = (
         "unpack(x, block=b) => reshape(x, shape=[dim(x, 0), dim(x, 1) * b, 1, 1])",
         when=("dim(x, 2) == 1", "dim(x, 3) == 1"),
     ),
-    *(_concat_rule(count) for count in (2, 3, 4)),
+    *(_concat_rule(count) for count in range(2, 9)),
+    *(_concat_rule(count, 1) for count in (2, 3)),
     *(_split_rule(item) for item in (0, 1)),
 )  # fmt: skip
 
@@ -146,4 +201,5 @@ RULES = (
 TERMINATING = (
     *(rule.name for rule in RULES if rule.name.startswith(("cancel_", "unpack_"))),
     *(rule.name for rule in RULES if rule.name.startswith("block_")),
+    "pack_of_points_to_reshape",
 )

@@ -77,7 +77,8 @@ RULES = (
     RewriteRule(
         "scale_after_matmul", "matmul",
         "matmul(multiply(x, s), a) => multiply(matmul(x, a), s)",
-        when=("is_weight(s)", "not is_weight(x)", "rank(s) == 0 or (shape(s) == [1] and rank(x) >= 2)"),
+        when=("is_weight(s)", "not is_weight(x)", "rank(s) == 0 or (shape(s) == [1] and rank(x) >= 2)",
+              'dtype(x) != "float16"'),  # products are scaled before because they would be infinite there
     ),
     RewriteRule(
         "scale_before_matmul", "matmul",

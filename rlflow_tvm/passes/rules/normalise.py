@@ -91,20 +91,20 @@ RULES = (
     ),
     RewriteRule(
         "layer_norm_after_reshape", "normalise",
-        "layer_norm(reshape(x, shape=s), g, b, axes=[-1], **k) => "
+        "layer_norm(reshape(x, shape=s), g, b, axes=a, **k) => "
         "reshape(layer_norm(x, g, b, axes=[-1], **k), shape=s)",
-        when=("rank(x) >= 1", "s[-1:] == shape(x)[-1:]"),
+        when=("rank(x) >= 1", "normal(a, len(s)) == [len(s) - 1]", "s[-1:] == shape(x)[-1:]"),
     ),
     RewriteRule(
         "layer_norm_before_reshape", "normalise",
-        "reshape(layer_norm(x, g, b, axes=[-1], **k), shape=s) => "
+        "reshape(layer_norm(x, g, b, axes=a, **k), shape=s) => "
         "layer_norm(reshape(x, shape=s), g, b, axes=[-1], **k)",
-        when=("len(s) >= 1", "s[-1:] == shape(x)[-1:]"),
+        when=("len(s) >= 1", "normal(a, rank(x)) == [rank(x) - 1]", "s[-1:] == shape(x)[-1:]"),
     ),
     RewriteRule(
         "layer_norm_after_concat", "normalise",
-        "concat(layer_norm(x, g, b, axes=[-1], **k), layer_norm(y, g, b, axes=[-1], **k), axis=c) => "
+        "concat(layer_norm(x, g, b, axes=a, **k), layer_norm(y, g, b, axes=a, **k), axis=c) => "
         "layer_norm(concat(x, y, axis=c), g, b, axes=[-1], **k)",
-        when=("c < rank(x) - 1",),
+        when=("normal(a, rank(x)) == [rank(x) - 1]", "c < rank(x) - 1"),
     ),
 )  # fmt: skip

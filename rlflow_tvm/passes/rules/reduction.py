@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlflow_tvm.passes.rule import RewriteRule
 
 _PLANE = "mean(x, axis=a, keepdims=True)"
+_IN_RANGE = 'dtype(x) != "float16"'  # in which a sum that is divided, or scaled, afterwards may be infinite
 _IMAGE = ("rank(x) == 4", "normal(a, rank(x)) == [2, 3]", "is_float(x)")
 
 RULES = (
@@ -40,11 +41,12 @@ RULES = (
         "mean_to_sum", "reduction",
         "mean(x, axis=a, keepdims=d) => multiply(sum(x, axis=a, keepdims=d), "
         "number(prod(reduced(shape(x), normal(a, rank(x)), True)) / prod(shape(x))))",
-        when=("is_float(x)",),
+        when=("is_float(x)", _IN_RANGE),
     ),
     RewriteRule(
         "sum_after_scale", "reduction",
-        "sum(multiply(x, s), axis=a, keepdims=d) => multiply(sum(x, axis=a, keepdims=d), s)", when=("rank(s) == 0",),
+        "sum(multiply(x, s), axis=a, keepdims=d) => multiply(sum(x, axis=a, keepdims=d), s)",
+        when=("rank(s) == 0", _IN_RANGE),
     ),
     RewriteRule(
         "mean_after_scale", "reduction",
