@@ -11,7 +11,7 @@ from onnx import inliner
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.affine import fold_affine
 from rlflow_tvm.frontend.fold import fold_constants, infer_types
-from rlflow_tvm.frontend.graph import Graph, inputs_of, split
+from rlflow_tvm.frontend.graph import Graph, attributes, inputs_of, split
 from rlflow_tvm.frontend.load import one_line
 from rlflow_tvm.frontend.opset import OLDEST_OPSET, convert
 from rlflow_tvm.frontend.padding import resolve_padding
@@ -165,7 +165,7 @@ def _drop_unread(graph: Graph) -> None:
     uses = graph.uses()
     optional = onnx.defs.OpSchema.FormalParameterOption.Optional
     for node in graph.nodes:
-        if not onnx.defs.has(node.op_type, graph.opset, node.domain):
+        if not onnx.defs.has(node.op_type, graph.opset, node.domain) or attributes(node).get("training_mode", 0):
             continue
         formal = onnx.defs.get_schema(node.op_type, graph.opset, node.domain).outputs
         while len(node.output) > 1 and not uses[node.output[-1]]:

@@ -122,7 +122,10 @@ def test_inputs_of_a_language_model() -> None:
     assert drawn["input_ids"].max() > 100
     assert drawn["input_ids"].max() < 1024
     assert set(drawn["token_type_ids"].ravel()) == {0, 1}
-    assert drawn["attention_mask"].all()
+    mask = drawn["attention_mask"]
+    assert mask[:, 0].all()
+    assert not mask.all()
+    assert (np.diff(mask, axis=1) <= 0).all(), "what is masked stands at the end"
     assert not np.array_equal(random_inputs(mod, 8)["input_ids"], drawn["input_ids"])
 
 
