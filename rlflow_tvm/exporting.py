@@ -61,6 +61,13 @@ def save_library(
         return _checked(found, original, inputs, path, tolerance(mod))
 
 
+def check_original(mod: tvm.IRModule, original: Path, seed: int = 0) -> None:
+    """FrontendError where ONNX Runtime, if it is there, cannot run the `original` file, of which `mod` was imported:
+    what is made of it could not be held against it."""
+    if _has_onnxruntime():
+        onnxruntime_outputs(str(original), random_inputs(mod, seed))
+
+
 def _has_onnxruntime() -> bool:
     return importlib.util.find_spec("onnxruntime") is not None
 

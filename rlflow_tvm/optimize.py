@@ -59,7 +59,7 @@ def main(
         ratio_json,
     )
     from rlflow_tvm.errors import UsageError
-    from rlflow_tvm.exporting import export, save_library
+    from rlflow_tvm.exporting import check_original, export, save_library
     from rlflow_tvm.frontend import from_onnx, to_onnx
     from rlflow_tvm.replay import compile
     from rlflow_tvm.search import Budget, make_search
@@ -72,10 +72,14 @@ def main(
     method = make_search(search, seed, spend) if agent is None else agent_search(agent, seed, spend)
     file = cli.model_path(model)
     mod = from_onnx(file, shapes)
+    # what cannot be exported, linked or compared is told now, not after the search
     if onnx is not None:
-        to_onnx(mod)  # what cannot be exported is told now, not after the search
+        to_onnx(mod)
     if library is not None:
         check_linker(library)
+    runs_here = remote is None and tvm_target.kind.name == "llvm"
+    if onnx is not None or (library is not None and runs_here):
+        check_original(mod, file, seed)
     unchecked: list[Plan] = []
     with (
         KernelDatabase(default_path()) as database,
@@ -160,7 +164,6 @@ def main(
     if library is not None:
         new = result.state.bound()
         executable = compile(new, tvm_target, default_path(), rpc_key)
-        runs_here = remote is None and tvm_target.kind.name == "llvm"
         error = save_library(executable, new, library, file if runs_here else None, seed)
         print(f"library written to {library} ({_differ(error) if runs_here else 'not run: not for this processor'})")
 

@@ -138,6 +138,18 @@ def test_of_integers_some_may_differ_by_whatever_and_of_few_none():
     assert range_error([actual[:1]], [expected[:2]]) == INF
 
 
+def test_what_is_filled_in_does_not_hide_the_rest():
+    scores = np.random.default_rng(0).standard_normal((8, 8))
+    for filling in (-65504.0, -1e9, -3.4e38):
+        expected = np.where(np.tri(8, dtype=bool), scores, filling)
+        wrong = np.where(np.tri(8, dtype=bool), 1.1 * scores, filling)
+        assert range_error([wrong], [expected]) > 0.01
+        assert range_error([expected], [expected]) == 0.0
+        assert range_error([np.where(np.tri(8, dtype=bool), scores, 1.5 * filling)], [expected]) > 1.0
+    large = np.geomspace(1.0, 1e6, 50)
+    assert range_error([large + 1.0], [large]) == pytest.approx(1e-6)
+
+
 def test_a_lost_mask_is_seen():
     def masked(emit, x, mask):
         return rx.nn.softmax(emit(rx.add(x, emit(rx.multiply(rx.astype(mask, "float32"), relax.const(5.0))))))

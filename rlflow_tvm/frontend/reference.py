@@ -47,8 +47,10 @@ def onnxruntime_outputs(
         state.NoSuchFile,
         state.NotImplemented,
         state.RuntimeException,
+        RuntimeError,  # of inputs in a type that it cannot be given, as bfloat16
         ValueError,
     ) as error:
+        called = "the model" if isinstance(model, onnx.ModelProto) else model
         raise FrontendError(
-            f"ONNX Runtime cannot run the model ({one_line(error)}): check the model with onnx.checker, and the inputs"
+            f"ONNX Runtime cannot run {called} ({one_line(error)}): check it with onnx.checker, and the inputs"
         ) from error

@@ -11,6 +11,10 @@ from collections.abc import Callable, Container, Sequence
 ELEMENTWISE, BROADCAST, INJECTIVE, REDUCTION, OUT_FUSIBLE, OPAQUE = 0, 1, 2, 3, 4, 8
 
 _MAX_NODES = 256  # operators in one kernel, as in TVM
+# Schedules inline what is computed into whatever reads it: of a chain in which each step reads the one before twice,
+# that is 2 to the power of its length. So many operators may an expression have.
+_MAX_INLINED = 1024
+_FEW = 8  # operators: not worth counting
 
 
 def partition(
@@ -38,7 +42,9 @@ def partition(
                 members = _between(uses, i, sink)
             else:
                 continue
-            if sum(groups.sizes[root] for root in {groups.root(m) for m in (*members, sink)}) <= _MAX_NODES:
+            roots = {groups.root(m) for m in (*members, sink)}
+            size = sum(groups.sizes[root] for root in roots)
+            if size <= _FEW or (size <= _MAX_NODES and _inlined(kinds, uses, groups, roots) <= _MAX_INLINED):
                 for member in members:
                     groups.merge(member, sink)
     found: dict[int, list[int]] = {}
@@ -126,6 +132,16 @@ def _between(uses: Sequence[Sequence[int]], source: int, sink: int) -> list[int]
                 seen.add(use)
                 pending.append(use)
     return sorted(seen)
+
+
+def _inlined(kinds: Sequence[int], uses: Sequence[Sequence[int]], groups: _Groups, roots: Container[int]) -> int:
+    """Operators in the longest expression of groups, as one, where each but products and sums is inlined."""
+    sizes = {i: 1 for i in range(len(kinds)) if groups.root(i) in roots}
+    for i in sizes:
+        for reader in uses[i]:
+            if reader in sizes:
+                sizes[reader] += sizes[i] if kinds[i] <= INJECTIVE else 1
+    return max(sizes.values())
 
 
 def _post_dominators(

@@ -16,7 +16,7 @@ from tvm.relax import op as rx
 
 from rlflow_tvm import comparison, ir
 from rlflow_tvm.errors import FrontendError, RewriteError, UsageError
-from rlflow_tvm.exporting import export, save_library
+from rlflow_tvm.exporting import check_original, export, save_library
 from rlflow_tvm.frontend import from_onnx, onnxruntime_outputs, random_inputs, save_onnx, saved, to_onnx, zoo
 from rlflow_tvm.frontend.random_network import random_network
 from rlflow_tvm.kernels import as_target
@@ -311,6 +311,26 @@ def test_a_wrong_model_is_not_written(tmp_path) -> None:
     with pytest.raises(RewriteError, match="it was not written"):
         save_library(compile(wrong, TARGET), wrong, tmp_path / "wrong.so", original)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["original.onnx", "right.onnx"]
+
+
+def test_an_output_that_is_listed_twice(make_model, tmp_path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Sigmoid", ["x"], ["b"])]
+    model, original = make_model(nodes, {"x": (2, 3)}, ["b", "a", "b"]), tmp_path / "original.onnx"
+    onnx.save(model, original)
+    assert export(from_onnx(model), tmp_path / "again.onnx", original) < TOLERANCE
+    assert [output.name for output in onnx.load(tmp_path / "again.onnx").graph.output] == ["b", "a", "b"]
+
+
+def test_a_model_that_onnxruntime_refuses_is_named_before_anything_is_made_of_it(make_model, tmp_path) -> None:
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=[2, 2], strides=[2, 2], pads=[1] * 4, ceil_mode=1),
+        helper.make_node("Add", ["p", "w"], ["y"]),
+    ]
+    model = make_model(nodes, {"x": (1, 4, 3, 3)}, ["y"], {"w": np.zeros((4, 2, 2), np.float32)})
+    mod, original = from_onnx(model), tmp_path / "original.onnx"
+    onnx.save(model, original)
+    with pytest.raises(FrontendError, match=r"ONNX Runtime cannot run .*original\.onnx"):
+        check_original(mod, original)
 
 
 def _dynamic() -> tvm.IRModule:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import tvm
-from kernel_checks import TARGET, graph
+from kernel_checks import TARGET, graph, run
 from tvm import relax, tirx
 
 from rlflow_tvm.dataflow import Dataflow
@@ -81,6 +82,27 @@ def test_nothing_stretched_is_fused_into_a_product() -> None:
     assert partition(kinds, uses, {3}) == [[0, 1, 2, 3]]
     assert partition(kinds, uses, {3}, stretched={1}) == [[0, 1], [2, 3]]
     assert partition([BROADCAST, *kinds[1:]], uses, {3}, stretched={1}) == [[0, 1, 2, 3]]
+
+
+def test_what_is_read_twice_again_and_again_is_no_single_expression() -> None:
+    """The values of 24 steps, each of which reads the one before twice: as one expression 2^24 operators."""
+
+    def steps(x: relax.Expr) -> relax.Expr:
+        y = x
+        for _ in range(24):
+            y = op.add(op.multiply(y, y), x)
+        return y
+
+    count = 48
+    uses = [[i + 1] * (2 if i % 2 else 1) for i in range(count - 1)]
+    groups = partition([ELEMENTWISE] * count, [*uses, []], {count - 1})
+    assert 2 < len(groups) < 8
+    assert sorted(i for group in groups for i in group) == list(range(count))
+    x = np.linspace(-1, 0.2, 40, dtype="float32")
+    expected = x.astype("float64")
+    for _ in range(24):
+        expected = expected * expected + x
+    np.testing.assert_allclose(run(graph(steps, [(40,)]), [x]).values[0], expected, rtol=1e-3, atol=1e-4)
 
 
 def test_what_is_read_outside_stays_apart() -> None:

@@ -43,6 +43,9 @@ THREADED = {
     "blocked pool": (lambda x: op.nn.avg_pool2d(x, (3, 3), (2, 2), (1, 1), layout="NCHW16c"),
                      [(1, 1, 12, 12, 16)], [(1, 4, 56, 56, 16)], 0),
     "global pool": (lambda x: op.nn.adaptive_avg_pool2d(x, (1, 1)), [(1, 32, 7, 7)], [(1, 512, 7, 7)], 0),
+    "sum of rows": (lambda x: op.sum(x, [0]), [(30, 40)], [(200, 400)], 0),
+    "mean of rows": (lambda x: op.mean(x, [1]), [(1, 30, 40)], [(1, 200, 400)], 0),
+    "softmax over channels": (lambda x: op.nn.softmax(x, 1), [(1, 5, 8, 9)], [(1, 21, 65, 33)], 0),
     "squeezed": (squeezed, [(1, 16, 7, 7), (16, 16, 1, 1)], [(1, 64, 56, 56), (64, 64, 1, 1)], 1),
 }  # fmt: skip
 """Graph, shapes too small for threads, shapes that want them, how many of the last are weights."""

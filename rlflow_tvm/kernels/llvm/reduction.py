@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
@@ -48,13 +50,13 @@ class Reduction(CPUScheduleRule):
         *others, last = blocks
         threads = num_cores(target) if work > _PARALLEL_WORK else 1
         loops = sch.get_loops(last)
-        if column is not None and rows == column == len(loops) - 1:
+        if column is not None and rows == column == _leading(block_kinds(sch, last)) - 1:
             # sums over another axis than the contiguous one: a task is a few vectors of neighbours
             columns, _ = sch.split(loops[column], [None, min(_CHAINS * lanes, extent(sch, loops[column]))])
             row = fuse_all(sch, [*loops[:rows], columns])
-        elif rows == 0:
+        elif rows == 0 or math.prod(extent(sch, loop) for loop in loops[:rows]) < threads:
             for block in blocks:
-                schedule_rest(sch, block, sch.get_loops(block), lanes)
+                schedule_alone(sch, block, target)
             return sch
         else:
             row = fuse_all(sch, loops[:rows])
@@ -133,6 +135,20 @@ def _split_off(sch: s_tir.Schedule, summed: LoopRV, axis: int, width: int) -> No
         # the one that the chunks are counted by: axes of one step that were summed with it have stayed
         reduced = next(a.var.name for a in axes if a.iter_type == tirx.IterVar.CommReduce and int(a.dom.extent) > 1)
         sch.annotate(partial, LIMIT_ATTR, [reduced, axes[0].var.name, width, length])
+
+
+def schedule_alone(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> None:
+    """Schedule a block that shares no rows with others, in threads of its own where it is work enough."""
+    lanes, loops = vector_lanes(target), sch.get_loops(block)
+    parallel = loops[: _leading(loop_kinds(sch, block, loops))]
+    if parallel and num_cores(target) > 1 and _volume(sch, block) > _PARALLEL_WORK:
+        *outer, inner = parallel  # the last is for vectors
+        if not outer and extent(sch, inner) > _CHAINS * lanes:
+            outer = [sch.split(inner, [None, _CHAINS * lanes])[0]]
+        if outer:
+            sch.parallel(fuse_all(sch, outer))
+            loops = sch.get_loops(block)[1:]
+    schedule_rest(sch, block, loops, lanes)
 
 
 def schedule_rest(sch: s_tir.Schedule, block: SBlockRV, loops: list[LoopRV], lanes: int) -> None:
