@@ -19,7 +19,8 @@ TOLERANCE = 1e-3
 """Largest difference allowed, as a share of the output's range: rewriting changes the order of float sums. Of integers
 and booleans the share of elements that may differ, as a place of the greatest does where two are nearly equal."""
 _NARROW = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
-_FILLED = 1e4  # and a hundred times all that is below
+_FILLED = 5e3  # and a hundred times all that is below
+_ROUNDING = 1e-7  # of float32
 _ROUNDINGS = 16  # in narrow floats, of the size of the range
 
 
@@ -60,7 +61,7 @@ def flatten(result: object) -> list[tvm.runtime.Tensor]:
 
 def range_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
     """Largest absolute difference, divided by the range (max - min) of the expected output it occurs in; of integers
-    and booleans the share of elements that differ.
+    and booleans the share of elements that differ, or 1 if that is more than `TOLERANCE`.
 
     Fillings such as -1e9 have a range of their own. The range counts as at least a hundredth of the largest magnitude,
     so that an output that is constant but for rounding has one. Infinite where shapes or counts differ, or NaN and the
@@ -71,7 +72,8 @@ def range_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) ->
     worst = 0.0
     for a, b in zip(actual, expected, strict=True):
         if a.shape == b.shape and b.dtype.kind in "iub":
-            worst = max(worst, float(np.mean(a != b)) if b.size else 0.0)
+            share = float(np.mean(a != b)) if b.size else 0.0
+            worst = max(worst, share if share <= TOLERANCE else 1.0)
             continue
         a, b = a.astype(np.float64), b.astype(np.float64)
         finite = np.isfinite(b)
@@ -82,17 +84,21 @@ def range_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) ->
         for part in _parts(b[finite]):
             found, wanted = a[finite][part], b[finite][part]
             difference = float(np.abs(found - wanted).max())
-            extent = max(float(np.ptp(wanted)), 0.01 * float(np.abs(wanted).max()))
+            least = max(0.01 * float(np.abs(wanted).max()), _ROUNDING * float(np.abs(b[finite]).max()))
+            extent = max(float(np.ptp(wanted)), least)
             worst = max(worst, difference / extent if extent else float(difference > 0))
     return worst
 
 
 def _parts(values: np.ndarray) -> list[np.ndarray]:
     """Which of the values have a range together: all, but for those that stand for minus infinity (-1e9, as a mask
-    fills in), beside which nothing else would count."""
-    filled = np.abs(values) >= _FILLED
-    if filled.any() and not filled.all() and np.abs(values[~filled]).max() <= 0.01 * np.abs(values[filled]).min():
-        return [filled, ~filled]
+    fills in, or adds): many of nearly one size, beside which nothing else would count."""
+    size = np.abs(values)
+    filled = size >= _FILLED
+    if filled.any() and not filled.all() and filled.sum() >= max(2, 0.01 * values.size):
+        rest, least, most = size[~filled].max(), size[filled].min(), size[filled].max()
+        if rest <= 0.01 * least and np.ptp(values[filled]) <= 0.01 * most:
+            return [filled, ~filled]
     return [np.full(values.shape, True)] if values.size else []
 
 
@@ -139,7 +145,7 @@ class Comparison:
             weights = self._weights = _drawn_weights(start, draw, seed)
             expected = self._run(start)
             finite = min((float(np.isfinite(output).mean()) for output in expected if output.size), default=1.0)
-            visible = min((_visible_share(output) for output in expected), default=1.0)
+            visible = min((_visible_share(output, self._tolerance) for output in expected), default=1.0)
             if (finite, visible) > best:
                 best, chosen = (finite, visible), (self._inputs, weights, expected)
             if finite == 1.0 and visible >= _ENOUGH_VISIBLE:
@@ -231,15 +237,16 @@ _ENOUGH_VISIBLE = 0.1
 _ENOUGH_FINITE = 0.5
 
 
-def _visible_share(output: np.ndarray) -> float:
-    """How many of the output's finite elements differ from their median by more than the tolerance: a change of the
+def _visible_share(output: np.ndarray, allowed: float) -> float:
+    """How many of the output's finite elements differ from their median by more than is `allowed`: a change of the
     others could not be seen. 1 for integers and for outputs of a few elements."""
-    if output.size <= 16 or output.dtype.kind != "f":
+    if output.size <= 16 or output.dtype.kind in "iub":
         return 1.0
-    finite = output[np.isfinite(output)].astype(np.float64)
+    output = output.astype(np.float64)
+    finite = output[np.isfinite(output)]
     if not finite.size:
         return 0.0
-    return float(np.mean(np.abs(finite - np.median(finite)) > TOLERANCE * np.ptp(finite)))
+    return float(np.mean(np.abs(finite - np.median(finite)) > allowed * np.ptp(finite)))
 
 
 def _drawn_weights(start: GraphState, draw: _Draw, seed: int) -> dict[str, tvm.runtime.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -134,6 +135,8 @@ def test_of_integers_some_may_differ_by_whatever_and_of_few_none():
     actual[7] = 1999
     assert range_error([actual], [expected]) == 1 / 2000 <= TOLERANCE
     assert range_error([actual[:20]], [expected[:20]]) > TOLERANCE
+    actual[:20] = 0
+    assert range_error([actual], [expected]) == 1.0, "more than some are all"
     assert range_error([np.array(True)], [np.array(False)]) == 1.0
     assert range_error([actual[:1]], [expected[:2]]) == INF
 
@@ -146,8 +149,20 @@ def test_what_is_filled_in_does_not_hide_the_rest():
         assert range_error([wrong], [expected]) > 0.01
         assert range_error([expected], [expected]) == 0.0
         assert range_error([np.where(np.tri(8, dtype=bool), scores, 1.5 * filling)], [expected]) > 1.0
+    added = scores - 1e4 * (1 - np.tri(8))
+    assert range_error([np.where(np.tri(8, dtype=bool), 1.1 * scores, added)], [added]) > 0.01
+    assert range_error([np.array([1e-9, 0, 0, 5e5])], [np.array([0, 0, 0, 5e5])]) < 1e-6  # one is no filling
+    assert range_error([np.array([1e6, 0.56])], [np.array([1e6, 0.5])]) < 1e-6
     large = np.geomspace(1.0, 1e6, 50)
     assert range_error([large + 1.0], [large]) == pytest.approx(1e-6)
+
+
+def test_a_saturated_output_of_narrow_floats_is_seen_to_be():
+    x = np.zeros(100)
+    x[0] = 1.0
+    for dtype in ("float32", "float16", ml_dtypes.bfloat16):
+        assert verify._visible_share(x.astype(dtype), 1e-3) == 0.01
+    assert verify._visible_share(np.linspace(0, 1, 101), 0.125) == pytest.approx(0.74, abs=0.02)
 
 
 def test_a_lost_mask_is_seen():

@@ -153,7 +153,7 @@ class CostModel:
 
     def reach(self, mod: tvm.IRModule | Dataflow) -> int:
         """How far away weights are when `mod` runs again and again (see `temperature`). Graphs that are priced with it
-        are held against `mod`, which is their anchor (`KernelTimer.anchor`)."""
+        are held against `mod`, which is their anchor (`KernelTimer.anchor`); of several the last that was asked for."""
         launches = self._lowering.launches(mod)
         reach = self._temperatures.reach(launches)
         self._anchors[reach] = lambda: self._temperatures.rehearsal(launches, reach)

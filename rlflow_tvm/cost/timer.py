@@ -214,14 +214,16 @@ class KernelTimer:
 
     def _moment_by(self, anchor: Rehearsal, usual_secs: float | None) -> Moment | None:
         """What the moment is like, by a graph that is known; None where that is not, or cannot be timed now."""
-        wanted, confirmed = dict[str, list[int]](), False
+        wanted = dict[str, list[int]]()
         for i, step in enumerate(anchor):
-            known = self.lookup(step, in_graph=True)
-            if known is not None and known.ok:
-                wanted.setdefault(known_as(step), []).append(i)
-                confirmed |= known.confirmed
+            wanted.setdefault(known_as(step), []).append(i)
+        known = [self.lookup(step, in_graph=True) for step in anchor]
         failed: dict[str, Answer] = {}
-        if not confirmed or self._build(anchor, failed, None) or failed:
+        if (
+            not any(each is not None and each.confirmed for each in known)
+            or self._build(anchor, failed, None)
+            or failed
+        ):
             return None
         launches = [[step.key, step.places] for step in anchor]
         request = {"op": "rehearse", "launches": launches, "wanted": wanted, "usual_secs": usual_secs}

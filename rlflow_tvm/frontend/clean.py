@@ -122,7 +122,7 @@ def _require_static(graph: Graph, name: str, info: onnx.ValueInfoProto) -> None:
         if dim.HasField("dim_value") and dim.dim_value == 0:
             raise FrontendError(
                 f"{graph.label}: dimension {i} of input {name!r} is 0: inputs without elements are not supported, "
-                "export the model without that input"
+                "export the model without that input, or if it stands for any extent give one with --shape"
             )
         if dim.dim_value <= 0:
             called = f" ({dim.dim_param})" if dim.dim_param else ""

@@ -149,12 +149,13 @@ def _name_results(writer: Writer, results: Sequence[str], names: Sequence[str], 
     """Give the results their names: a value that a node makes is called so; an input, a constant, and what another
     result is called by already are copied."""
     made = {output for node in writer.nodes for output in node.output}
-    renamed: dict[str, str] = {}
+    renamed, copied = dict[str, str](), set[str]()
     writer.at = "result"
     for result, name in zip(results, names, strict=True):
         if result in made and result not in renamed:
             renamed[result] = name
-        elif renamed.get(result, result) != name:  # called so already where an output is listed twice
+        elif renamed.get(result, result) != name and name not in copied:  # an output may be listed twice
+            copied.add(name)
             if name in inputs:
                 raise writer.refusal(f"{name} is an input and another output: rename one of them")
             writer.nodes.append(helper.make_node("Identity", [result], [name], name=writer.fresh(f"{name}.Identity")))

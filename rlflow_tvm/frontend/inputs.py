@@ -44,7 +44,9 @@ def _draw(rng: np.random.Generator, name: str, spec: _Spec) -> np.ndarray:
     if spec.dtype.kind not in "iub":
         raise FrontendError(f"input {name!r} has the type {spec.dtype}: only numbers and booleans can be drawn")
     if spec.bound is None and "mask" in name.lower():
-        last = spec.shape[-1] if spec.shape else 1
+        if not spec.shape:
+            return np.ones((), spec.dtype)
+        last = spec.shape[-1]
         return np.broadcast_to(np.arange(last) < last - last // 4, spec.shape).astype(spec.dtype)
     return np.asarray(rng.integers(0, spec.bound or 2, spec.shape)).astype(spec.dtype)
 

@@ -6,7 +6,7 @@ for the kernels of thousands of graphs that differ in a few operators. Kinds are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 ELEMENTWISE, BROADCAST, INJECTIVE, REDUCTION, OUT_FUSIBLE, OPAQUE = 0, 1, 2, 3, 4, 8
 
@@ -44,7 +44,7 @@ def partition(
                 continue
             roots = {groups.root(m) for m in (*members, sink)}
             size = sum(groups.sizes[root] for root in roots)
-            if size <= _FEW or (size <= _MAX_NODES and _inlined(kinds, uses, groups, roots) <= _MAX_INLINED):
+            if size <= _FEW or (size <= _MAX_NODES and _inlined(kinds, uses, groups.joined(roots)) <= _MAX_INLINED):
                 for member in members:
                     groups.merge(member, sink)
     found: dict[int, list[int]] = {}
@@ -62,6 +62,7 @@ class _Groups:
     def __init__(self, kinds: Sequence[int]) -> None:
         self.kinds = list(kinds)
         self.sizes = [1] * len(kinds)
+        self._members = [[i] for i in range(len(kinds))]
         self._anchored = [kind == OUT_FUSIBLE for kind in kinds]  # it holds a product, convolution or the like
         self._parents = list(range(len(kinds)))
 
@@ -71,11 +72,16 @@ class _Groups:
             i = parents[i]
         return i
 
+    def joined(self, roots: Iterable[int]) -> list[int]:
+        """The members of several groups, ascending."""
+        return sorted(i for root in roots for i in self._members[root])
+
     def merge(self, child: int, parent: int) -> None:
         child, parent = self.root(child), self.root(parent)
         if child == parent:
             return
         self.sizes[parent] += self.sizes[child]
+        self._members[parent] += self._members[child]
         self._parents[child] = parent
         if self._anchored[child]:
             self._anchored[parent] = True
@@ -134,10 +140,10 @@ def _between(uses: Sequence[Sequence[int]], source: int, sink: int) -> list[int]
     return sorted(seen)
 
 
-def _inlined(kinds: Sequence[int], uses: Sequence[Sequence[int]], groups: _Groups, roots: Container[int]) -> int:
-    """Operators in the longest expression of groups, as one, where each but products and sums is inlined."""
-    sizes = {i: 1 for i in range(len(kinds)) if groups.root(i) in roots}
-    for i in sizes:
+def _inlined(kinds: Sequence[int], uses: Sequence[Sequence[int]], members: Sequence[int]) -> int:
+    """Operators in the longest expression of `members`, ascending, where each but products and sums is inlined."""
+    sizes = dict.fromkeys(members, 1)
+    for i in members:
         for reader in uses[i]:
             if reader in sizes:
                 sizes[reader] += sizes[i] if kinds[i] <= INJECTIVE else 1

@@ -304,6 +304,14 @@ def test_negative_token_ids_count_from_the_end(make_model, run) -> None:
     np.testing.assert_array_equal(found, table[[9, 0, 0, 9]])
 
 
+def test_a_mask_without_axes_is_on(make_model) -> None:
+    nodes = [node("Where", ["use_mask", "x", "z"], ["y"])]
+    model = make_model(nodes, {"use_mask": (), "x": (2, 3)}, ["y"], {"z": drawn(3)}, dtypes={"use_mask": "bool"})
+    drawn_mask = random_inputs(from_onnx(model), 0)["use_mask"]
+    assert drawn_mask.shape == ()
+    assert drawn_mask
+
+
 def test_parameters_are_identifiers() -> None:
     names = ["image", "gpu_0/data_0", "gpu_0:data_0", "gpu_0_data_0", "2nd", "größe"]
     assert parameter_names(names) == {

@@ -314,11 +314,13 @@ def test_a_wrong_model_is_not_written(tmp_path) -> None:
 
 
 def test_an_output_that_is_listed_twice(make_model, tmp_path) -> None:
-    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Sigmoid", ["x"], ["b"])]
-    model, original = make_model(nodes, {"x": (2, 3)}, ["b", "a", "b"]), tmp_path / "original.onnx"
+    nodes = [helper.make_node(*each) for each in (("Relu", ["x"], ["a"]), ("Sigmoid", ["x"], ["b"]),
+                                                  ("Identity", ["b"], ["c"]), ("Identity", ["x"], ["y"]))]  # fmt: skip
+    names = ["b", "a", "c", "b", "y", "c", "y"]
+    model, original = make_model(nodes, {"x": (2, 3)}, names), tmp_path / "original.onnx"
     onnx.save(model, original)
     assert export(from_onnx(model), tmp_path / "again.onnx", original) < TOLERANCE
-    assert [output.name for output in onnx.load(tmp_path / "again.onnx").graph.output] == ["b", "a", "b"]
+    assert [output.name for output in onnx.load(tmp_path / "again.onnx").graph.output] == names
 
 
 def test_a_model_that_onnxruntime_refuses_is_named_before_anything_is_made_of_it(make_model, tmp_path) -> None:

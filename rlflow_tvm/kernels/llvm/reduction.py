@@ -54,7 +54,7 @@ class Reduction(CPUScheduleRule):
             # sums over another axis than the contiguous one: a task is a few vectors of neighbours
             columns, _ = sch.split(loops[column], [None, min(_CHAINS * lanes, extent(sch, loops[column]))])
             row = fuse_all(sch, [*loops[:rows], columns])
-        elif rows == 0 or math.prod(extent(sch, loop) for loop in loops[:rows]) < threads:
+        elif rows == 0:
             for block in blocks:
                 schedule_alone(sch, block, target)
             return sch
@@ -140,12 +140,14 @@ def _split_off(sch: s_tir.Schedule, summed: LoopRV, axis: int, width: int) -> No
 def schedule_alone(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> None:
     """Schedule a block that shares no rows with others, in threads of its own where it is work enough."""
     lanes, loops = vector_lanes(target), sch.get_loops(block)
-    parallel = loops[: _leading(loop_kinds(sch, block, loops))]
-    if parallel and num_cores(target) > 1 and _volume(sch, block) > _PARALLEL_WORK:
-        *outer, inner = parallel  # the last is for vectors
-        if not outer and extent(sch, inner) > _CHAINS * lanes:
-            outer = [sch.split(inner, [None, _CHAINS * lanes])[0]]
-        if outer:
+    kinds = loop_kinds(sch, block, loops)
+    outer, behind = loops[: _leading(kinds)], kinds[_leading(kinds) :]
+    if outer and num_cores(target) > 1 and _volume(sch, block) > _PARALLEL_WORK:
+        if "S" not in behind:  # the last is for vectors
+            *outer, inner = outer
+            if math.prod(extent(sch, loop) for loop in outer) < num_cores(target):
+                outer = [*outer, sch.split(inner, [None, min(_CHAINS * lanes, extent(sch, inner))])[0]]
+        if math.prod(extent(sch, loop) for loop in outer) > 1:
             sch.parallel(fuse_all(sch, outer))
             loops = sch.get_loops(block)[1:]
     schedule_rest(sch, block, loops, lanes)

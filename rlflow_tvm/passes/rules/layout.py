@@ -197,7 +197,8 @@ RULES = (
     *(_split_rule(item) for item in (0, 1)),
 )  # fmt: skip
 
-# `unpack` only sinks and meets its inverse, and each convolution is blocked once: no sequence of these goes on forever.
+# `unpack` only sinks, meets its inverse or becomes a reshape, of which none makes a transform again, and each
+# convolution is blocked once: no sequence of these goes on forever.
 TERMINATING = (
     *(rule.name for rule in RULES if rule.name.startswith(("cancel_", "unpack_"))),
     *(rule.name for rule in RULES if rule.name.startswith("block_")),
