@@ -20,7 +20,6 @@ TOLERANCE = 1e-3
 and booleans the share of elements that may differ, as a place of the greatest does where two are nearly equal."""
 _NARROW = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 _FILLED = 5e3  # and a hundred times all that is below
-_ROUNDING = 1e-7  # of float32
 _ROUNDINGS = 16  # in narrow floats, of the size of the range
 
 
@@ -84,8 +83,7 @@ def range_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) ->
         for part in _parts(b[finite]):
             found, wanted = a[finite][part], b[finite][part]
             difference = float(np.abs(found - wanted).max())
-            least = max(0.01 * float(np.abs(wanted).max()), _ROUNDING * float(np.abs(b[finite]).max()))
-            extent = max(float(np.ptp(wanted)), least)
+            extent = max(float(np.ptp(wanted)), 0.01 * float(np.abs(wanted).max()))
             worst = max(worst, difference / extent if extent else float(difference > 0))
     return worst
 

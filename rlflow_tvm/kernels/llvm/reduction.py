@@ -54,7 +54,7 @@ class Reduction(CPUScheduleRule):
             # sums over another axis than the contiguous one: a task is a few vectors of neighbours
             columns, _ = sch.split(loops[column], [None, min(_CHAINS * lanes, extent(sch, loops[column]))])
             row = fuse_all(sch, [*loops[:rows], columns])
-        elif rows == 0:
+        elif rows == 0 or (threads > 1 and math.prod(extent(sch, loop) for loop in loops[:rows]) == 1):
             for block in blocks:
                 schedule_alone(sch, block, target)
             return sch
