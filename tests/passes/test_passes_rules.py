@@ -22,8 +22,9 @@ from rlflow_tvm.passes.proof.sampling import Sample, Sampler
 ATTEMPTS = 20000
 SAMPLES = 4
 BY_NAME = {rule.name: rule for rule in CATALOGUE}
-CONDITIONAL = [rule.name for rule in CATALOGUE if any(not text.startswith("is_float") for text in rule.when)]
-"""Rules with conditions of which near-misses can be drawn: samples of divisions are of floats in any case."""
+CONDITIONAL = [rule.name for rule in CATALOGUE if any(not text.startswith(("is_float", "dtype")) for text in rule.when)]
+"""Rules with conditions of which near-misses can be drawn: samples are of single floats, or of integers too where
+nothing is divided."""
 
 
 def state_of(sample: Sample) -> GraphState:
