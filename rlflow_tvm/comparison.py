@@ -37,7 +37,6 @@ from rlflow_tvm.errors import CostError, RewriteError, UsageError
 from rlflow_tvm.frontend import random_inputs, save_onnx, to_onnx, zoo
 from rlflow_tvm.kernels import BY_SHAPE, TUNED_RULE, Choices, Lowering, explain, num_cores, pipeline, vector_lanes
 from rlflow_tvm.passes.mended import convert_layout
-from rlflow_tvm.verify import tolerance
 
 log = logging.getLogger("rlflow_tvm")
 
@@ -157,7 +156,7 @@ def compare(
             timeout_secs=_TIMEOUT_SECS,
             on_progress=None if progress is None else lambda done, total: progress(done, total, "timing"),
         )
-    return summary(measured, candidates, list(searched), tolerance(original))
+    return summary(measured, candidates, list(searched))
 
 
 def _built(

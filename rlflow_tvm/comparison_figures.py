@@ -49,7 +49,7 @@ class Row:
 
     `against_baseline`: the baseline's time over its (None for the baseline itself). `compile_secs`: building and
     linking; of ONNX Runtime making the session; of torch.compile loading the program and the first call. `peak_bytes`:
-    as in `EndToEnd`. `kernels`: launches a run, None where others' runtimes do not tell. `allowed`: of the difference.
+    as in `EndToEnd`. `kernels`: launches a run, None where others' runtimes do not tell.
     """
 
     name: str
@@ -60,12 +60,11 @@ class Row:
     compile_secs: float | None = None
     peak_bytes: int | None = None
     kernels: int | None = None
-    allowed: float = TOLERANCE
 
     @property
     def outputs_match(self) -> bool:
         """Whether the difference is one that the order of sums explains."""
-        return self.error is None or self.error <= self.allowed
+        return self.error is None or self.error <= TOLERANCE
 
     def to_json(self) -> dict[str, Any]:
         """`error` is null for the reference and where it is infinite: `outputs_match` tells the two apart."""
@@ -122,12 +121,12 @@ class Comparison:
     """Whether each of the reference's outputs is one number repeated: then equal outputs prove little."""
 
     def check(self) -> None:
-        """RewriteError if a candidate's outputs differ from the reference's by more than is allowed."""
+        """RewriteError if a candidate's outputs differ from the reference's by more than `verify.TOLERANCE`."""
         wrong = [f"{row.name} by {row.error:.1e}" for row in self.rows if not row.outputs_match]
         if wrong:
             raise RewriteError(
                 f"outputs differ from those of {self.reference}, as a share of their range: {', '.join(wrong)} "
-                f"({self.rows[0].allowed:g} is allowed): do not use them, and report the model"
+                f"({TOLERANCE:g} is allowed): do not use them, and report the model"
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -145,16 +144,8 @@ class Comparison:
         }
 
 
-def summary(
-    measured: Mapping[str, EndToEnd],
-    candidates: Mapping[str, Candidate],
-    labels: Sequence[str],
-    allowed: float = TOLERANCE,
-) -> Comparison:
-    """What the times and outputs of the candidates, by name, come to.
-
-    `labels`: of the searches, at least one. `allowed`: largest difference between outputs, as a share of their range.
-    """
+def summary(measured: Mapping[str, EndToEnd], candidates: Mapping[str, Candidate], labels: Sequence[str]) -> Comparison:
+    """What the times and outputs of the candidates, by name, come to; `labels` of the searches, at least one."""
     reference = ONNXRUNTIME if ONNXRUNTIME in measured else UNSEARCHED
     expected = measured[reference].outputs
     baseline = min((n for n in (UNSEARCHED, CONVERTED) if n in measured), key=lambda n: measured[n].run_secs)
@@ -168,7 +159,6 @@ def summary(
             _compile_secs(candidates[name], each),
             each.peak_bytes,
             candidates[name].kernels,
-            allowed,
         )
         for name, each in measured.items()
     )

@@ -14,7 +14,7 @@ from rlflow_tvm.cost import link_library
 from rlflow_tvm.errors import FrontendError, RewriteError
 from rlflow_tvm.frontend import onnxruntime_outputs, put_in_place, random_inputs, saved, to_onnx
 from rlflow_tvm.frontend.load import one_line
-from rlflow_tvm.verify import range_error, run_executable, tolerance
+from rlflow_tvm.verify import TOLERANCE, range_error, run_executable
 
 
 def export(mod: tvm.IRModule, path: Path, original: Path, seed: int = 0) -> float | None:
@@ -25,7 +25,7 @@ def export(mod: tvm.IRModule, path: Path, original: Path, seed: int = 0) -> floa
     Raises:
         FrontendError: ONNX cannot say an operator of it, the file cannot be written, or is refused by the checker or
             by ONNX Runtime.
-        RewriteError: the outputs differ by more than `verify.tolerance`.
+        RewriteError: the outputs differ by more than `verify.TOLERANCE`.
     """
     with saved(to_onnx(mod), path) as file:
         try:
@@ -37,7 +37,7 @@ def export(mod: tvm.IRModule, path: Path, original: Path, seed: int = 0) -> floa
         if not _has_onnxruntime():
             return None
         inputs = random_inputs(mod, seed)
-        return _checked(onnxruntime_outputs(str(file), inputs), original, inputs, path, tolerance(mod))
+        return _checked(onnxruntime_outputs(str(file), inputs), original, inputs, path)
 
 
 def save_library(
@@ -50,7 +50,7 @@ def save_library(
     Raises:
         CostError: it cannot be linked.
         FrontendError: the file cannot be written.
-        RewriteError: the outputs differ by more than `verify.tolerance`.
+        RewriteError: the outputs differ by more than `verify.TOLERANCE`.
     """
     with put_in_place(path) as temporary:
         link_library(executable, temporary)
@@ -58,7 +58,7 @@ def save_library(
             return None
         inputs = random_inputs(mod, seed)
         found = run_executable(tvm.runtime.load_module(str(temporary)), list(inputs.values()))
-        return _checked(found, original, inputs, path, tolerance(mod))
+        return _checked(found, original, inputs, path)
 
 
 def check_original(mod: tvm.IRModule, original: Path, seed: int = 0) -> None:
@@ -72,13 +72,11 @@ def _has_onnxruntime() -> bool:
     return importlib.util.find_spec("onnxruntime") is not None
 
 
-def _checked(
-    found: Sequence[np.ndarray], original: Path, inputs: Mapping[str, np.ndarray], path: Path, allowed: float
-) -> float:
+def _checked(found: Sequence[np.ndarray], original: Path, inputs: Mapping[str, np.ndarray], path: Path) -> float:
     error = range_error(found, onnxruntime_outputs(str(original), inputs))
-    if not error <= allowed:
+    if not error <= TOLERANCE:
         raise RewriteError(
-            f"{path}: its outputs differ from those of {original} by {error:.1e} of their range ({allowed:g} is "
+            f"{path}: its outputs differ from those of {original} by {error:.1e} of their range ({TOLERANCE:g} is "
             "allowed) with ONNX Runtime: it was not written; this is a bug, please report it with the plan"
         )
     return error

@@ -16,7 +16,7 @@ from rlflow_tvm.ir import Detached, detach
 from rlflow_tvm.kernels import Choices
 from rlflow_tvm.kernels.tuned import marked
 from rlflow_tvm.passes import GraphState, RewriteAction, RewriteRule, RuleSet
-from rlflow_tvm.verify import TOLERANCE, Comparison, check_state, range_error, tolerance
+from rlflow_tvm.verify import TOLERANCE, Comparison, check_state, range_error
 
 NAN, INF = np.nan, np.inf
 WRONG = RewriteRule("wrong", "none", "tanh(x) => negative(x)")
@@ -123,17 +123,14 @@ def test_inputs_without_negative_numbers_where_nothing_else_is_finite():
     assert check_state(rewritten(mod, weights, RIGHT), TARGET) <= TOLERANCE
 
 
-@pytest.mark.parametrize(("dtype", "allowed"), [("float32", 1e-3), ("float16", 2**-6), ("bfloat16", 2**-3)])
-def test_narrow_floats_may_be_rounded_a_few_times(dtype, allowed):
-    mod = module({"x": (4, 8)}, {}, lambda emit, x: rx.astype(emit(rx.tanh(x)), "float32"), dtype)
-    assert tolerance(mod) == allowed
-
-
-def test_of_integers_some_may_differ_by_whatever_and_of_few_none():
+def test_of_integers_few_may_differ_and_by_little():
     expected = np.arange(2000)
     actual = expected.copy()
+    actual[7] += 1
+    assert range_error([actual], [expected]) == 1 / 1999 <= TOLERANCE
     actual[7] = 1999
-    assert range_error([actual], [expected]) == 1 / 2000 <= TOLERANCE
+    assert range_error([actual], [expected]) > 0.9
+    actual[7] = 8
     assert range_error([actual[:20]], [expected[:20]]) > TOLERANCE
     actual[:20] = 0
     assert range_error([actual], [expected]) == 1.0, "more than some are all"
@@ -161,8 +158,7 @@ def test_a_saturated_output_of_narrow_floats_is_seen_to_be():
     x = np.zeros(100)
     x[0] = 1.0
     for dtype in ("float32", "float16", ml_dtypes.bfloat16):
-        assert verify._visible_share(x.astype(dtype), 1e-3) == 0.01
-    assert verify._visible_share(np.linspace(0, 1, 101), 0.125) == pytest.approx(0.74, abs=0.02)
+        assert verify._visible_share(x.astype(dtype)) == 0.01
 
 
 def test_a_lost_mask_is_seen():
