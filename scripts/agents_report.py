@@ -3,10 +3,12 @@
     python scripts/agents_report.py runs/a --plots
 
 Gains are (cost of the start graph) / (cost of the cheapest graph found), both sums of measured kernel times: graph
-gains. An interval is Student's 95 % over the seeds; a method that draws nothing has none. `asked` is what a trained
-agent finds when it only acts; `95 % of ppo's` the steps (median over the seeds) until a method had 0.95 of the gain,
-less one, that PPO has on average in the end. Of world models also, for each iteration, how well V and M know episodes
-held out, and what the controller's episodes return in dreams and before the real graph (medians over the seeds).
+gains. `priced anew`: the same by kernel times that no run chose by (`scripts/agents_anew.py`), and so without what is
+gained by choosing what was measured too low. An interval is Student's 95 % over the seeds; a method that draws nothing
+has none. `asked` is what a trained agent finds when it only acts; `95 % of ppo's` the steps (median over the seeds)
+until a method had 0.95 of the gain, less one, that PPO has on average in the end. Of world models also, for each
+iteration, how well V and M know episodes held out, and what the controller's episodes return in dreams and before the
+real graph (medians over the seeds).
 
 Writes FOLDER/report.md and FOLDER/results.csv (a line for each run); with --plots FOLDER/gains.png, FOLDER/MODEL.png
 (gains over steps), FOLDER/rules.png (which rules the plans are made of) and FOLDER/world.png (scores while V and M
@@ -22,13 +24,13 @@ from pathlib import Path
 
 import numpy as np
 from agents_plots import gain_plot, heat_map, plot, world_plot
-from agents_results import SCORES, Found, Row, gain, interval, rows_of, steps_to, told
+from agents_results import SCORES, Found, Row, gain, gains_anew, interval, rows_of, steps_to, told
 
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.training_files import model_name
 
 
-def table(model: str, methods: dict[tuple[str, int], list[Row]]) -> list[str]:
+def table(model: str, methods: dict[tuple[str, int], list[Row]], folder: Path) -> list[str]:
     """As Markdown."""
     (prices,) = {row.get("prices", "an unknown machine") for rows in methods.values() for row in rows}
     lines = [
@@ -36,17 +38,20 @@ def table(model: str, methods: dict[tuple[str, int], list[Row]]) -> list[str]:
         "",
         f"Prices of {prices}.",
         "",
-        "| method | steps allowed | seeds | gain | steps until 99 % of it | 95 % of ppo's | seconds | asked |",
-        "|---|---|---|---|---|---|---|---|",
+        "| method | steps allowed | seeds | gain | priced anew | steps until 99 % of it | 95 % of ppo's | seconds | "
+        "asked |",
+        f"|{'---|' * 9}",
     ]
     most = max((steps for method, steps in methods if method == "ppo"), default=None)
     wanted = np.inf if most is None else 1 + 0.95 * (np.mean([gain(row) for row in methods["ppo", most]]) - 1)
     for (method, steps), rows in sorted(methods.items(), key=lambda item: -interval([gain(r) for r in item[1]])[0]):
         asked = [gain(row["asked"]) for row in rows if "asked" in row]
+        anew = gains_anew(folder, model, rows)
         near = np.median([steps_to(row, 1 + 0.99 * (gain(row) - 1)) for row in rows])
         there = np.median([steps_to(row, wanted) for row in rows])
         lines.append(
-            f"| {method} | {steps} | {len(rows)} | {told([gain(row) for row in rows], 4)} | {near:.0f} | "
+            f"| {method} | {steps} | {len(rows)} | {told([gain(row) for row in rows], 4)} | "
+            f"{told(anew, 4) if anew else ''} | {near:.0f} | "
             f"{f'{there:.0f}' if np.isfinite(there) else 'never'} | "
             f"{np.median([row['wall_secs'] for row in rows]):.0f} | {told(asked, 4) if asked else ''} |"
         )
@@ -112,7 +117,7 @@ def main() -> int:
         parser.error(str(error))
     lines: list[str] = []
     for model, methods in found.items():
-        lines += table(model, methods)
+        lines += table(model, methods, options.folder)
         if options.plots:
             plot(model, methods, options.folder / f"{model_name(model)}.png")
     world = world_table(found)

@@ -12,6 +12,7 @@ import numpy as np
 from scipy import stats
 
 from rlflow_tvm.errors import UsageError
+from rlflow_tvm.training_files import model_name
 
 Row = dict[str, Any]
 Found = dict[str, dict[tuple[str, int], list[Row]]]
@@ -42,6 +43,29 @@ def told(values: Sequence[float], digits: int = 3) -> str:
 
 def gain(row: Row) -> float:
     return float(row["start_secs"] / row["best_secs"])
+
+
+def run_name(row: Row) -> str:
+    """What a run is called among its model's."""
+    return f"{row['method']}.{row['steps']}.{row['seed']}"
+
+
+def anew_path(folder: Path, model: str) -> Path:
+    """Where `scripts/agents_anew.py` leaves what it finds."""
+    return folder / f"{model_name(model)}.anew.json"
+
+
+def read_anew(folder: Path, model: str) -> dict[str, Any]:
+    """What that is: of which `prices`, and of each of its `databases` the gains by run; empty where there is none."""
+    path = anew_path(folder, model)
+    return read_json(path) if path.exists() else {}
+
+
+def gains_anew(folder: Path, model: str, rows: Sequence[Row]) -> list[float]:
+    """Of each run that was priced anew, the mean of its databases."""
+    databases = read_anew(folder, model).get("databases", [])
+    each = [[known[run_name(row)] for known in databases if run_name(row) in known] for row in rows]
+    return [float(np.mean(gains)) for gains in each if gains]
 
 
 def names_of(methods: Iterable[tuple[str, int]]) -> dict[tuple[str, int], str]:
