@@ -24,8 +24,8 @@ from .adopt import adopted
 from .choice import Choice, Chooser, Implementation, LegalizeFunc, heuristic_choice
 from .cuda import legalize as cuda
 from .extrema import EXTREMA
+from .half import is_half_sum, sum_in_float32
 from .llvm import implementations as llvm
-from .llvm.half import is_half_sum, sum_in_float32
 
 Key = tuple
 
@@ -151,7 +151,7 @@ class Legalizer:
         builder = relax.BlockBuilder()
         with builder.function("main", params):
             with builder.dataflow():
-                if self._target.kind.name == "llvm" and is_half_sum(call):
+                if is_half_sum(call, self._target):
                     alone = sum_in_float32(builder, alone)
                     output = builder.emit_output(relax.op.astype(builder.emit(alone), str(call.ty.dtype)))
                 else:

@@ -10,7 +10,7 @@ from tvm import relax
 from rlflow_tvm.dataflow import variables_of
 from rlflow_tvm.errors import KernelError
 
-from .llvm.half import PRODUCTS, SUMS
+from .half import PRODUCTS, SUMS
 
 DTYPES = ("float16", "bfloat16")
 

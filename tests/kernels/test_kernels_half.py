@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
+from cuda_checks import How, run_on_host, serialised, unscheduled
 from kernel_checks import TARGET
 from tvm import relax
 from tvm.relax import op as rx
@@ -57,7 +58,7 @@ def test_products_of_more_ones_than_a_half_can_count(dtype: str, stated: bool) -
     )
 
 
-@pytest.mark.parametrize(
+SUMS = pytest.mark.parametrize(
     ("build", "shape", "value", "expected"),
     [
         pytest.param(lambda x: rx.sum(x, [1]), (2, 30000), 1.0, 30000, id="sum"),
@@ -67,8 +68,23 @@ def test_products_of_more_ones_than_a_half_can_count(dtype: str, stated: bool) -
         pytest.param(lambda x: rx.variance(x, [1]), (2, 5000), 200.0, 0, id="variance"),
     ],
 )
+
+
+@SUMS
 def test_sums(build: Callable[..., relax.Expr], shape: tuple[int, ...], value: float, expected: float) -> None:
     np.testing.assert_array_equal(_half(build, np.full(shape, value, "float32")), expected)
+
+
+@SUMS
+@pytest.mark.parametrize("how", [unscheduled, serialised])
+def test_sums_on_a_gpu(
+    build: Callable[..., relax.Expr], shape: tuple[int, ...], value: float, expected: float, how: How
+) -> None:
+    """As its kernels compute them, one thread after the other."""
+    param = relax.Var("x", relax.TensorType(shape, "float16"))
+    (result,) = run_on_host(_module(build, [param]), [np.full(shape, value, "float16")], how)
+    assert result.dtype == np.float16
+    np.testing.assert_array_equal(result.astype("float32"), expected)
 
 
 def test_running_sums() -> None:

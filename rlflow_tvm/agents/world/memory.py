@@ -148,12 +148,13 @@ class Memory(nn.Module):
     def forward(self, steps: Steps, lengths: list[int]) -> Prediction:
         """Whole episodes, one after another in `steps` (N = sum of the lengths): what is foreseen of each step.
 
-        They go packed through the LSTM: no step of one is ever seen beyond its end.
+        Behind the ends of shorter ones the LSTM goes on, but nobody looks. Packed, it would not; but oneDNN's LSTM takes
+        no packed ones, and learns in three fifths of the time.
         """
         sequences = torch.split(self._inputs(steps), lengths)
-        packed, _ = self.lstm(rnn.pack_sequence(list(sequences), enforce_sorted=False))
-        h = torch.cat(rnn.unpack_sequence(packed))
-        return self._predict(h, steps)
+        h, _ = self.lstm(rnn.pad_sequence(list(sequences), batch_first=True))
+        step = torch.arange(max(lengths))
+        return self._predict(h[step < torch.tensor(lengths).unsqueeze(1)], steps)
 
     @torch.inference_mode()
     def states(self, steps: Steps, lengths: Sequence[int]) -> Recurrent:

@@ -1,12 +1,14 @@
 """Sums of half precision in float32: a float16 that has reached 2048 grows no more by adding ones, and overflows soon.
 
-Processors of this kind compute in float32 anyhow, so operands are cast, and the schedule rules of float32 apply.
+Processors compute in float32 anyhow, and on a GPU such sums wait for memory: operands are cast, and the schedule rules
+of float32 apply.
 """
 
 from __future__ import annotations
 
 import tvm
 from tvm import relax
+from tvm.target import Target
 
 _HALVES = frozenset({"float16", "bfloat16"})
 _WIDE = "float32"
@@ -24,11 +26,15 @@ SUMS = frozenset(
         "relax.nn.layer_norm", "relax.nn.group_norm", "relax.nn.instance_norm", "relax.nn.rms_norm",
     }
 )  # fmt: skip
+_OWN = {"cuda": frozenset({"relax.matmul", "relax.nn.conv2d"})}
+"""Kind of target -> products whose legalisations there sum in float32 themselves, for tensor cores."""
 
 
-def is_half_sum(call: relax.Call) -> bool:
-    """Whether `call` gives a tensor of half precision that sums many terms."""
-    return call.op.name in SUMS | PRODUCTS and isinstance(call.ty, relax.TensorType) and str(call.ty.dtype) in _HALVES
+def is_half_sum(call: relax.Call, target: Target) -> bool:
+    """Whether `call` gives a tensor of half precision that sums many terms, in halves unless it is told otherwise."""
+    if call.op.name not in SUMS | PRODUCTS or call.op.name in _OWN.get(target.kind.name, ()):
+        return False
+    return isinstance(call.ty, relax.TensorType) and str(call.ty.dtype) in _HALVES
 
 
 def sum_in_float32(builder: relax.BlockBuilder, call: relax.Call) -> relax.Call:
