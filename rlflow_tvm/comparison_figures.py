@@ -37,6 +37,10 @@ def export_name(label: str) -> str:
     return f"{ONNXRUNTIME_EXPORT}, {label}"
 
 
+EXPORT_UNSEARCHED = export_name("unsearched")
+"""`UNSEARCHED` written as ONNX, run by ONNX Runtime."""
+
+
 def finite(number: float | None) -> float | None:
     """The number; None, as JSON has none, where it is infinite or no number."""
     return number if number is not None and isfinite(number) else None
@@ -86,7 +90,8 @@ class Gains:
     """What one search's graph is worth; above 1 it is faster. None where a side was not measured.
 
     `graph`: the strongest unsearched graph over the searched one, same kernels. `tuning`: the searched module's time
-    over its time with tuned kernels. `export`: ONNX Runtime's time of the original over that of the exported graph.
+    over its time with tuned kernels. `export`: ONNX Runtime's time of the unsearched graph over that of the searched
+    one, both exported.
     `onnxruntime`, `torch`: their times of the original over the searched (and tuned) module's.
     """
 
@@ -173,7 +178,7 @@ def summary(measured: Mapping[str, EndToEnd], candidates: Mapping[str, Candidate
             label,
             Ratio.of(measured[baseline], measured[searched]),
             ratio(searched, tuned),
-            ratio(ONNXRUNTIME, export_name(label)),
+            ratio(EXPORT_UNSEARCHED, export_name(label)),
             ratio(ONNXRUNTIME, best),
             ratio(TORCH, best),
         )

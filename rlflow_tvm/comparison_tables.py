@@ -62,7 +62,7 @@ def _gain_lines(gains: Gains, who: str, baseline: str) -> list[str]:
     if gains.tuning is not None:
         told.append(f"{who}tuning gain (searched graph, tuned kernels): {_ratio(gains.tuning, 'x')}")
     if gains.export is not None:
-        told.append(f"{who}graph gain with ONNX Runtime's kernels (exported graph): {_ratio(gains.export, 'x')}")
+        told.append(f"{who}graph gain with ONNX Runtime's kernels (exported graphs): {_ratio(gains.export, 'x')}")
     if gains.onnxruntime is not None:
         told.append(f"{who}ONNX Runtime's time over ours: {_ratio(gains.onnxruntime)}")
     if gains.torch is not None:

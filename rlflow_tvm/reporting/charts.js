@@ -25,9 +25,9 @@ function time(secs) {
 
 // a number with a decimal prefix: operations, bytes
 function amount(value, unit) {
-  const prefixes = ['', 'k', 'M', 'G', 'T'];
+  const prefixes = ['', 'k', 'M', 'G', 'T', 'P'];
   let step = 0;
-  while (Math.abs(value) >= 1000 && step < prefixes.length - 1) { value /= 1000; step += 1; }
+  while (Math.abs(value) >= 999.5 && step < prefixes.length - 1) { value /= 1000; step += 1; }
   return `${step ? value.toPrecision(3) : value} ${prefixes[step]}${unit}`;
 }
 
@@ -42,7 +42,7 @@ function ticks(low, high, about) {
   return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, i) => (first + i) * step);
 }
 
-const plain = (value) => String(Number(value.toPrecision(6)));
+const plain = (value) => String(Number.isInteger(value) ? value : Number(value.toPrecision(6)));
 
 const tip = byId('tip');
 
@@ -76,7 +76,7 @@ function lineChart({ points, label, xLabel, yLabel, width = 900, height = 300, w
   const xs = points.map(([x]) => x);
   const ys = known.map(([, y]) => y);
   let [left, right, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
-  if (left === right) [left, right] = [left - 1, right + 1];
+  if (left === right) [left, right] = whole ? [left, left + 1] : [left - 1, right + 1];
   const space = high === low ? Math.abs(high) * 0.05 || 1 : (high - low) * 0.08;
   [low, high] = [low - space, high + space];
   const atX = (x) => margin.left + ((x - left) / (right - left)) * (width - margin.left - margin.right);
@@ -103,14 +103,16 @@ function lineChart({ points, label, xLabel, yLabel, width = 900, height = 300, w
     gap = false;
   });
   svg.append(axis, sv('path', { class: 'curve', d: path }));
+  const radius = Math.max(1.5, Math.min(5.5, (0.4 * (width - margin.left - margin.right)) / points.length));
   if (pick || known.length <= 60) {
     points.forEach(([x, y], i) => {
       if (y === null) return;
       const text = tellOf ? tellOf(i) : `${plain(x)}: ${plain(y)}`;
       const clickable = pick && i > 0;
       const dot = sv('circle', {
-        class: clickable ? 'dot pick' : 'dot', cx: atX(x), cy: atY(y), r: clickable ? 5.5 : 3.5,
-        ...(clickable ? { tabindex: 0, role: 'button', 'aria-label': text } : {}),
+        class: clickable ? 'dot pick' : 'dot', cx: atX(x), cy: atY(y), r: clickable ? radius : Math.min(radius, 3.5),
+        // the table's buttons are there for keys
+        ...(clickable ? { tabindex: points.length <= 60 ? 0 : -1, role: 'button', 'aria-label': text } : {}),
       });
       if (clickable) {
         dot.addEventListener('click', () => pick(i));

@@ -10,7 +10,8 @@ from typing import Any
 Line = Mapping[str, Any]
 """One line of a log."""
 
-_NO_CURVES = {"update", "env_steps", "iteration", "wall_secs", "longest"}
+# the least of all models, by first times: each model's own is drawn by `best_curve`
+_NO_CURVES = {"update", "env_steps", "iteration", "wall_secs", "longest", "best_run_secs"}
 _FIRST = (
     "mean_return",
     "real/return",

@@ -93,7 +93,7 @@ function pane(drawing, title) {
     told.textContent = i === null ? 'Nothing is chosen.' : drawing.nodes[i][8];
   }
   function go(by) {
-    at = (at + by + changed.length) % changed.length;
+    at = at < 0 && by < 0 ? changed.length - 1 : (at + by + changed.length) % changed.length;
     const [x, y] = drawing.nodes[changed[at]];
     Object.assign(view, { x, y, scale: Math.max(view.scale, 0.9) });
     show();

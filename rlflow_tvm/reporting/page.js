@@ -13,7 +13,7 @@ function part(id, there, make) {
 function head() {
   const { start, end } = data;
   byId('model').textContent = data.model;
-  const by = data.agent ? `Plan of an agent (${data.agent}). ` : '';
+  const by = data.agent ? `Best plan of a training (${data.agent}). ` : '';
   byId('told').textContent = `${by}Priced for ${data.target}.`;
   const figure = (name, value, small) => el('div', {}, el('dt', {}, name), el('dd', {}, value, small ? el('small', {}, small) : null));
   const change = (name, before, after, write) => figure(name, write(after), before === after ? 'as before' : `before: ${write(before)}`);
@@ -111,8 +111,8 @@ part('graph', true, () => {
   byId('graphs').append(pane(data.graphs.before, 'Before'), pane(data.graphs.after, 'After'));
 });
 part('training', data.curves.length || data.best.length, training);
-part('rules', data.rules.rows.length, () => {
-  byId('heat').append(heatMap(data.rules, 'How often each rule stands at which place of the plan', false));
+part('rules', data.rules.rows.length || (data.models && data.models.rows.length), () => {
+  if (data.rules.rows.length) byId('heat').append(heatMap(data.rules, 'How often each rule stands at which place of the plan', false));
   if (data.models) byId('heat').append(heatMap(data.models, "How often each rule stands in each model's best plan", true));
 });
 byId('parts').append(...parts);

@@ -56,6 +56,8 @@ def price_along(start: GraphState, plan: Plan, cost_model: CostModel, progress: 
         costs.append(cost_model.cost(state.graph, reach=reach, confirmed=ends))
         if progress is not None:
             progress(number + 1, len(states), "")
+    # by now kernels that these share with the end have second times: else the last step would be charged with them all
+    costs[1:-1] = [cost_model.cost(state.graph, reach=reach) for state in states[1:-1]]
     return Along(states, tuple(costs), reach)
 
 
