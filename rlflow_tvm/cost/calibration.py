@@ -16,12 +16,18 @@ caches in a second. SqueezeNet's kernels, timed in sixteen pairs of processes, e
 weighted by time): 6.9 % in a loud half hour, 8.5 by one factor for all, 9.7 as they were; 2.6 %, 3.4 and 3.9 in a calm
 one.
 
+How far known kernels then are from what they took is how far to trust a new one's time. Searches keep whatever was
+timed in a kind moment: in an hour in which one and the same module took 18 to 23 ms, five of them gained 12 to 15 % of
+ResNet-18 by prices of which a hundredth was left when the plans were priced anew. So a rehearsal of an uneasy moment
+(`unrest_of`) is repeated after a while, and the calmest one counts.
+
 Where others compute on all processors, what waits for one takes ten times as long as it does without: that is no speed
 of the machine, and what did not have to wait would be reckoned to a tenth. So no factor is beyond `MOST`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -30,9 +36,16 @@ import numpy as np
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.reference import MOST
 
+log = logging.getLogger("rlflow_tvm")
+
+CALM = 0.03
+"""The unrest up to which a rehearsal is taken as it is: of calm hours it is a hundredth."""
+_TRIES = 3
+_IN_VAIN = 3  # rehearsals in a row: on a machine that is never calm one try must do
 _LEAST_SHARE = 0.25  # of a rehearsal's time: the fewer launches tell the moment, the more of their own noise is in it
 _USUAL = 0.04  # deviation of a logarithm from the line: kernels that are further off count as if they were so far off
 _ROUNDS = 10
+_MAD = 1.4826  # deviations of a normal distribution to a median of absolute ones
 _DOUBT = 0.1  # that memory makes a difference, in the weight of a known kernel with as much traffic as the mean one
 
 
@@ -78,6 +91,45 @@ def moment_of(known: Mapping[str, Measurement], told: Told) -> Moment | None:
     rates = np.array([told.rate(name) for name in names])
     level, slope = _line(rates, ratios, weights)
     return Moment(level, slope, float(rates.max()))
+
+
+def unrest_of(known: Mapping[str, Measurement], told: Told) -> float:
+    """How far kernels that are known are off what they took before, the moment taken out: a deviation of logarithms, by
+    the median, weighted by time, as a kernel whose known time is wrong is no unrest. Nought where too little is known.
+    """
+    moment = moment_of(known, told)
+    if moment is None:
+        return 0.0
+    factors = moment.factors(told)
+    names = sorted(known.keys() & told.secs.keys())
+    off = np.abs(np.log([(known[name].run_secs or 0.0) / (factors[name] * told.secs[name]) for name in names]))
+    weights = np.array([told.counts[name] * told.secs[name] for name in names])
+    order = np.argsort(off)
+    middle = np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)
+    return float(_MAD * off[order][middle])
+
+
+class Patience:
+    """How often a rehearsal is tried until its moment is calm: where tries were in vain again and again, once."""
+
+    def __init__(self) -> None:
+        self._in_vain, self._told = 0, False
+
+    @property
+    def tries(self) -> int:
+        """Of the next rehearsal, at most."""
+        return 1 if self._in_vain >= _IN_VAIN else _TRIES
+
+    def note(self, unrest: float) -> None:
+        """What the calmest try was like."""
+        self._in_vain = self._in_vain + 1 if unrest > CALM else 0
+        if self._in_vain >= _IN_VAIN and not self._told:
+            self._told = True
+            log.warning(
+                "kernels take times that differ by %.0f %% from one moment to the next, as something else uses this "
+                "machine: gains of no more than that may be none; search again when it is quiet",
+                100 * unrest,
+            )
 
 
 def _line(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import tvm
 from tvm import tirx
 
-from rlflow_tvm.cost.calibration import Moment, Told, moment_of
+from rlflow_tvm.cost.calibration import Moment, Told, moment_of, unrest_of
 from rlflow_tvm.cost.database import KernelDatabase
 from rlflow_tvm.cost.measurement import Measurement
 
@@ -103,8 +103,15 @@ class KnownTimes:
         A rehearsal is the second measurement of all its kernels that were measured once: reckoned to what these took at
         first, they would take the same again, whatever they take.
         """
+        return moment_of(self._confirmed(version, told), told)
+
+    def unrest(self, version: str, told: Told) -> float:
+        """As `calibration.unrest_of`, by what is confirmed here."""
+        return unrest_of(self._confirmed(version, told), told)
+
+    def _confirmed(self, version: str, told: Told) -> dict[str, Measurement]:
         before = {name: self._known.get((name, version)) for name in told.secs}
-        return moment_of({name: each for name, each in before.items() if each is not None and each.confirmed}, told)
+        return {name: each for name, each in before.items() if each is not None and each.confirmed}
 
     def stored(self, name: str, version: str) -> Measurement | None:
         """What the database holds."""
