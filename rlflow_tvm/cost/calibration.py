@@ -38,8 +38,8 @@ from rlflow_tvm.cost.reference import MOST
 
 log = logging.getLogger("rlflow_tvm")
 
-CALM = 0.03
-"""The unrest up to which a rehearsal is taken as it is: of calm hours it is a hundredth."""
+CALM = 0.025
+"""The unrest up to which a rehearsal is taken as it is: in calm hours it is a hundredth, seldom two."""
 _TRIES = 3
 _IN_VAIN = 3  # rehearsals in a row: on a machine that is never calm one try must do
 _LEAST_SHARE = 0.25  # of a rehearsal's time: the fewer launches tell the moment, the more of their own noise is in it
