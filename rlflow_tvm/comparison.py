@@ -4,8 +4,8 @@ Three gains are kept apart. *Graph gain*, one for each search: the searched grap
 (TVM's clean-up passes, with and without `ConvertLayout`), all compiled with the same kernels, none of them tuned.
 *Kernel gain*: the same, unsearched graph by TVM's default pipeline against ours; *tuning gain*: the searched graph by
 the schedule rules against the same with what tuning found (`--tune` of `optimize`). What ONNX Runtime gains by the
-searched graph, exported, over the unsearched one, exported too, is a graph gain with its kernels, and stands for itself:
-the file may hold what any import would fold, such as batch norms.
+searched graph, exported, over the unsearched one, exported too, is a graph gain with its kernels, and stands for
+itself: the file may hold what any import would fold, such as batch norms.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def outline(model: str, along: Along, target: str, training: Training | None = N
         "end": cost_row(along.costs[-1]),
         "steps": step_rows(along),
         "curves": [] if training is None else curves(training.progress),
-        "best": [] if training is None else best_curve(training.best, model, began_at),
+        "best": [] if training is None else best_curve(training.best, model, began_at, training.progress),
         "rules": rules_by_position([action.rule for action in along.actions]),
         "models": rules_by_model({name: _rules(plan) for name, plan in plans.items()}) if len(plans) > 1 else None,
     }

@@ -78,12 +78,15 @@ def _drawn(graph: Graph, shown: Sequence[relax.Var], marks: Marks, outputs: bool
         for var in node.reads
         if var in number
     ]
-    for i, var in enumerate(dict.fromkeys(graph.outputs)):
+    for i, var in enumerate(graph.outputs):
+        if var in graph.outputs[:i]:
+            continue  # returned twice
         if var in number and (outputs or graph.node(var) is not None):
             several = len(graph.outputs) > 1
             edges.append((number[var], len(boxes)))
             boxes.append(_Box(f"output {i}" if several else "output", "", "output", "", f"output: {_typed(var.ty)}"))
-    layout = layered([box.size for box in boxes], edges)
+    # what is computed of weights alone, once, would else stand in a row at the top, far from what reads it
+    layout = layered([box.size for box in boxes], edges, {i for i, box in enumerate(boxes) if box.kind == "free"})
     return {
         "width": round(layout.width),
         "height": round(layout.height),

@@ -1,4 +1,4 @@
-"""What is drawn of a training and of plans: curves over environment steps, and which rules stand where."""
+"""What is drawn of a training and of plans: curves, and which rules stand where."""
 
 from __future__ import annotations
 
@@ -22,33 +22,43 @@ _FIRST = (
     "entropy",
     "approx_kl",
 )
+_STEPS, _LINES = "environment steps", "line of the log"
 _POINTS = 600  # of a curve, at most
 _COLUMNS = 40  # of a heat map, at most
 
 
 def curves(log: Sequence[Line]) -> list[dict[str, Any]]:
-    """Each number of a training's log over environment steps: `name` and `points` [steps, value], the best known ones
-    first. Lines without a number of steps are told by their place in the log."""
+    """Each number of a training's log: `name`, `points` [x, value], and `over`, which says what x is; the best known
+    ones first. That is environment steps; lines without a number of them have that of the line before. Where most
+    lines have the same number as others, as those of a world model that learns between real episodes, it is the line's
+    place in the log."""
+    told = [line["env_steps"] for line in log if is_number(line.get("env_steps"))]
+    over, by_line = (_LINES, True) if 2 * len(set(told)) < len(told) else (_STEPS, False)
     found: dict[str, list[list[float]]] = {}
-    steps = 0.0
-    for line in log:
-        steps = line["env_steps"] if is_number(line.get("env_steps")) else steps
+    x = 0.0
+    for number, line in enumerate(log, 1):
+        x = number if by_line else line["env_steps"] if is_number(line.get("env_steps")) else x
         for name, value in line.items():
             if name not in _NO_CURVES and is_number(value):
-                found.setdefault(name, []).append([steps, value])
+                found.setdefault(name, []).append([x, value])
     names = [*(name for name in _FIRST if name in found), *(name for name in found if name not in _FIRST)]
-    return [{"name": name, "points": _thinned(found[name])} for name in names]
+    return [{"name": name, "points": _thinned(found[name]), "over": over} for name in names]
 
 
-def best_curve(log: Sequence[Line], model: str, start_secs: float | None) -> list[list[float]]:
+def best_curve(
+    log: Sequence[Line], model: str, start_secs: float | None, progress: Sequence[Line] = ()
+) -> list[list[float]]:
     """[environment steps, seconds] of the best graph of `model` each time that a training found a better one, after
-    what it began with; empty where it found none."""
+    what it began with, and at its end, as `progress` tells it; empty where it found none."""
     lines = [line for line in log if line.get("model") == model]
     points = [
         [line["env_steps"], line["run_secs"]]
         for line in lines
         if is_number(line.get("env_steps")) and is_number(line.get("run_secs"))
     ]
+    steps = [line["env_steps"] for line in progress if is_number(line.get("env_steps"))]
+    if points and steps and max(steps) > points[-1][0]:
+        points.append([max(steps), points[-1][1]])
     return [[0, start_secs], *points] if points and start_secs is not None else points
 
 

@@ -7,7 +7,7 @@ neighbours ask for, under the layer's order and gaps, which is an isotonic regre
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -29,21 +29,23 @@ class Layout:
     height: float
 
 
-def layered(sizes: Sequence[Point], edges: Sequence[tuple[int, int]]) -> Layout:
+def layered(sizes: Sequence[Point], edges: Sequence[tuple[int, int]], late: Collection[int] = ()) -> Layout:
     """Lay out nodes of these (width, height), numbered in execution order: each edge leads to a later node.
 
-    ValueError for an edge that does not. Edges of one node that pass the same layers pass them together.
+    ValueError for an edge that does not. Edges of one node that pass the same layers pass them together. Nodes that are
+    `late` stand as far down as what reads them allows, as do those that read nothing.
     """
     if any(not 0 <= first < last < len(sizes) for first, last in edges):
         raise ValueError("every edge must lead from a node to a later one")
-    rows = _rows(len(sizes), edges)
+    rows = _rows(len(sizes), edges, late)
     grid = _Grid(sizes, edges, rows)
     grid.order()
     return grid.placed()
 
 
-def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Each node's layer: by its longest path from above; one that reads nothing stands just above its first reader."""
+def _rows(count: int, edges: Sequence[tuple[int, int]], late: Collection[int]) -> list[int]:
+    """Each node's layer: by its longest path from above; a late one, and one that reads nothing, stands just above its
+    first reader."""
     above: list[list[int]] = [[] for _ in range(count)]
     below: list[list[int]] = [[] for _ in range(count)]
     for first, last in edges:
@@ -52,8 +54,8 @@ def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     rows = [0] * count
     for node in range(count):
         rows[node] = 1 + max((rows[other] for other in above[node]), default=-1)
-    for node in range(count):
-        if not above[node] and below[node]:
+    for node in reversed(range(count)):
+        if below[node] and (not above[node] or node in late):
             rows[node] = min(rows[other] for other in below[node]) - 1
     return rows
 

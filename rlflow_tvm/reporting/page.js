@@ -88,16 +88,16 @@ function places(step) {
 
 function training() {
   const box = byId('training-charts');
-  const chart = (name, options) => box.append(el('figure', {}, el('figcaption', {}, name), lineChart({
-    label: `${name} over environment steps`, xLabel: 'environment steps', yLabel: '', width: 400, height: 220, ...options,
+  const chart = (name, xLabel, options) => box.append(el('figure', {}, el('figcaption', {}, name), lineChart({
+    label: `${name} by ${xLabel}`, xLabel, yLabel: '', width: 400, height: 220, ...options,
   })));
   if (data.best.length) {
-    chart('best cost, ms', {
+    chart('best cost, ms', 'environment steps', {
       points: data.best.map(([steps, secs]) => [steps, secs * 1e3]), steps: true,
       tellOf: (i) => `after ${data.best[i][0]} steps: ${time(data.best[i][1])}`,
     });
   }
-  for (const { name, points } of data.curves) chart(name.replaceAll('_', ' '), { points });
+  for (const { name, points, over } of data.curves) chart(name.replaceAll('_', ' '), over, { points });
 }
 
 head();

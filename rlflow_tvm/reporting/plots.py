@@ -29,8 +29,9 @@ def plots(contents: Contents) -> dict[str, bytes]:
     where there was a training. UsageError without matplotlib."""
     require_matplotlib()
     drawn = {"cost.png": _cost(contents)}
-    if contents["rules"]["rows"]:
-        drawn["rules.png"] = _rules(contents["models"] or contents["rules"], by_model=contents["models"] is not None)
+    rules = contents["models"] or contents["rules"]
+    if rules["rows"]:
+        drawn["rules.png"] = _rules(rules, by_model=contents["models"] is not None)
     if contents["curves"] or contents["best"]:
         drawn["training.png"] = _training(contents)
     return drawn
@@ -82,7 +83,8 @@ def _rules(table: dict[str, Any], by_model: bool) -> bytes:
 
 
 def _training(contents: Contents) -> bytes:
-    best = [{"name": "best cost, ms", "points": [[steps, secs * 1e3] for steps, secs in contents["best"]]}]
+    points = [[steps, secs * 1e3] for steps, secs in contents["best"]]
+    best = [{"name": "best cost, ms", "points": points, "over": "environment steps"}]
     series = [*(best if contents["best"] else []), *contents["curves"]]
     down = math.ceil(len(series) / _ACROSS)
     figure = _figure(3.2 * _ACROSS, 2.4 * down)
@@ -91,7 +93,7 @@ def _training(contents: Contents) -> bytes:
         x, y = zip(*each["points"], strict=True)
         axes.plot(x, y, drawstyle="steps-post" if each in best else "default", marker="." if len(x) == 1 else "")
         axes.set_title(_plain(each["name"]), fontsize=9)
-        axes.set_xlabel("environment steps", fontsize=7)
+        axes.set_xlabel(each["over"], fontsize=7)
         axes.tick_params(labelsize=7)
         axes.grid(alpha=0.3)
     return _written(figure)

@@ -166,7 +166,16 @@ def test_curves_are_the_logs():
 
 def test_curves_take_what_is_no_number_for_nothing():
     odd = [{"env_steps": 1, "a": float("nan"), "b": True, "c": None, "d": "1", "e": 2}, {"e": 3}]
-    assert curves(odd) == [{"name": "e", "points": [[1, 2], [1, 3]]}]
+    assert curves(odd) == [{"name": "e", "points": [[1, 2], [1, 3]], "over": "environment steps"}]
+
+
+def test_curves_of_what_learns_between_steps_are_over_the_lines():
+    """A world model's: at most lines no environment step has been made since the one before."""
+    log = [{"env_steps": 100 * (n // 10), "held_out/nll": float(n)} for n in range(40)]
+    (curve,) = curves(log)
+    assert curve == {
+        "name": "held_out/nll", "points": [[n + 1, float(n)] for n in range(40)], "over": "line of the log"
+    }  # fmt: skip
 
 
 def test_long_curves_are_thinned():
@@ -179,6 +188,13 @@ def test_best_curve_begins_at_the_start():
     lines = [{"env_steps": 5, "model": "m", "run_secs": 2.0}, {"env_steps": 7, "model": "other", "run_secs": 1.0}]
     assert best_curve(lines, "m", 3.0) == [[0, 3.0], [5, 2.0]]
     assert best_curve(lines, "none", 3.0) == []
+
+
+def test_best_curve_ends_with_the_training():
+    best, progress = [{"env_steps": 5, "model": "m", "run_secs": 2.0}], [{"env_steps": 4}, {"env_steps": 30}]
+    assert best_curve(best, "m", 3.0, progress) == [[0, 3.0], [5, 2.0], [30, 2.0]]
+    assert best_curve(best, "m", 3.0, progress[:1]) == [[0, 3.0], [5, 2.0]]
+    assert best_curve([], "m", 3.0, progress) == []
 
 
 def test_rules_by_position():

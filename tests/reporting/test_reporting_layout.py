@@ -50,6 +50,15 @@ def test_late_input_stands_above_its_reader():
     assert centres[1][1] == centres[3][1]
 
 
+def test_what_is_late_stands_above_its_reader():
+    """A chain of two that only the last node reads: one that reads nothing would be pulled down alone."""
+    edges = [(0, 2), (1, 3), (2, 4), (3, 5), (4, 5)]
+    plain, late = layered(boxes(6), edges).centres, layered(boxes(6), edges, {3}).centres
+    assert plain[3][1] == plain[2][1]
+    assert late[3][1] == late[4][1]
+    assert late[1][1] == late[2][1]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_overlaps_and_edges_lead_down(seed):
     count = 300

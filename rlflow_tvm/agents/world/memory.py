@@ -149,9 +149,9 @@ class Memory(nn.Module):
     def forward(self, steps: Steps, lengths: list[int]) -> Prediction:
         """Whole episodes, one after another in `steps` (N = sum of the lengths): what is foreseen of each step.
 
-        Behind the ends of shorter ones the LSTM goes on, but nobody looks. Packed, it would not; but oneDNN's LSTM takes
-        no packed ones, and learns in three fifths of the time. Most rules apply nowhere in a few episodes: their columns
-        of the inputs hold nothing but zeros, and are left out, as half of the LSTM's work would be on them.
+        Behind the ends of shorter ones the LSTM goes on, but nobody looks. Packed, it would not; but oneDNN's LSTM
+        takes no packed ones, and learns in three fifths of the time. Most rules apply nowhere in a few episodes: their
+        columns of the inputs hold nothing but zeros, and are left out, as half of the LSTM's work would be on them.
         """
         inputs = self._inputs(steps)
         used = inputs.any(dim=0)
