@@ -36,8 +36,8 @@ def main(
     against: Annotated[
         list[str] | None,
         typer.Option(
-            help="tvm-default, onnxruntime, onnxruntime-export (ONNX Runtime on the unsearched graph and on each searched "
-            "one), torch (torch.compile; evaluation models made by torch only). Several may follow one --against.",
+            help="tvm-default, onnxruntime, onnxruntime-export (ONNX Runtime on unsearched and searched graphs), "
+            "torch (torch.compile; evaluation models made by torch only). Several may follow one --against.",
             show_default="tvm-default onnxruntime",
         ),
     ] = None,

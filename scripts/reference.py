@@ -58,9 +58,15 @@ def pages() -> dict[str, str]:
     sections = [_section(module, dict.fromkeys(names, module)) for module, names in more.items()]
     found["more.md"] = "\n".join([_GENERATED, *sections])
     found["commands.md"] = _commands()
-    listed = "".join(f"- [{name.removesuffix('.md')}]({name})\n" for name in found)
+    listed = "".join(f"- [{name.removesuffix('.md')}]({name}): {_about(text)}\n" for name, text in found.items())
     found["README.md"] = f"{_GENERATED}\n# Reference\n\n{listed}"
     return found
+
+
+def _about(page: str) -> str:
+    """The names on a page, but for members."""
+    names = (line.removeprefix("## ").removeprefix("class ") for line in page.splitlines() if line.startswith("## "))
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _page(module: str, homes: dict[str, str]) -> str:
@@ -83,16 +89,17 @@ def _source(module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def definition(name: str, module: str) -> tuple[Definition, str]:
-    """Where `name`, as `module` knows it, is defined, and what is written below that; LookupError if nowhere."""
+def definition(name: str, module: str) -> tuple[Definition, str, str]:
+    """Where `name`, as `module` knows it, is defined, what is written below that, and in which module; LookupError if
+    nowhere."""
     body = _tree(module).body
     for node, after in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-            return node, ast.get_docstring(node) or ""
+            return node, ast.get_docstring(node) or "", module
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name:
-            return node, _below(after)
+            return node, _below(after), module
         if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets):
-            return node, _below(after)
+            return node, _below(after), module
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if name == (alias.asname or alias.name):
@@ -113,11 +120,13 @@ def _imported_from(node: ast.ImportFrom, module: str) -> str:
     return ".".join([*package[: len(package) - node.level + 1], node.module or ""]).rstrip(".")
 
 
-def _described(name: str, node: Definition, text: str) -> str:
+def _described(name: str, node: Definition, text: str, module: str) -> str:
     if isinstance(node, ast.FunctionDef):
         return _entry(f"## {name}", _signature(node, name), text)
     if isinstance(node, ast.ClassDef):
-        return "\n".join([_entry(f"## class {name}", _class_signature(node, name), text), *_members(node, name)])
+        return "\n".join(
+            [_entry(f"## class {name}", _class_signature(node, name, module), text), *_members(node, name)]
+        )
     annotation = f": {ast.unparse(node.annotation)}" if isinstance(node, ast.AnnAssign) else ""
     value = "" if node.value is None else ast.unparse(node.value)
     stated = f"{name}{annotation}" + (f" = {value}" if 0 < len(value) <= WIDTH else "")
@@ -143,11 +152,19 @@ def _members(node: ast.ClassDef, owner: str) -> Iterator[str]:
             yield _entry(f"### {owner}.{field}", ast.unparse(member), str(after.value.value))
 
 
-def _class_signature(node: ast.ClassDef, name: str) -> str:
+def _class_signature(node: ast.ClassDef, name: str, module: str) -> str:
+    """As its own `__init__` has it, or its nearest base's."""
     for member in node.body:
         if isinstance(member, ast.FunctionDef) and member.name == "__init__":
             return _signature(member, name, bound=True, returns=False)
     dataclass = any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
+    for base in [] if dataclass else node.bases:
+        try:
+            inherited, _, home = definition(ast.unparse(base).partition("[")[0], module)
+        except (LookupError, OSError):  # of another package
+            continue
+        if isinstance(inherited, ast.ClassDef):
+            return _class_signature(inherited, name, home)
     fields = [ast.unparse(member) for member in node.body if isinstance(member, ast.AnnAssign)] if dataclass else []
     return _call(name, [field for field in fields if not field.startswith("_")])
 
