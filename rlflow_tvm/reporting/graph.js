@@ -159,7 +159,7 @@ function pane(drawing, title) {
   requestAnimationFrame(() => {
     fit();
     if (view.scale >= 0.35) return;  // else nothing could be read
-    if (changed.length) { go(1); choose(null); at = -1; } else Object.assign(view, { y: 250, scale: 0.8 }), show();
+    if (changed.length) { go(1); choose(null); at = -1; } else Object.assign(view, { x: drawing.nodes[0][0], y: 250, scale: 0.8 }), show();
   });
   return el('figure', {}, el('h3', {}, title), bar, el('div', { class: 'pane' }, svg, told));
 }
