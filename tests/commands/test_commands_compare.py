@@ -102,7 +102,7 @@ def test_all_compute_the_same(compared):
     rows = {row["name"]: row for row in compared[1]["rows"]}
     assert rows["onnxruntime"]["error"] is None
     others = [row["error"] for name, row in rows.items() if name != "onnxruntime"]
-    assert len(others) == 8
+    assert len(others) == 9
     assert max(others) < 1e-5
 
 

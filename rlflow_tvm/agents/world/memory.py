@@ -156,7 +156,8 @@ class Memory(nn.Module):
         inputs = self._inputs(steps)
         used = inputs.any(dim=0)
         narrow = nn.LSTM(int(used.sum()), self.width, batch_first=True, device="meta")
-        weights = {**dict(self.lstm.named_parameters()), "weight_ih_l0": self.lstm.weight_ih_l0[:, used]}
+        weights: dict[str, torch.Tensor] = dict(self.lstm.named_parameters())
+        weights["weight_ih_l0"] = weights["weight_ih_l0"][:, used]
         sequences = torch.split(inputs[:, used], lengths)
         h, _ = functional_call(narrow, weights, rnn.pad_sequence(list(sequences), batch_first=True))
         step = torch.arange(max(lengths))
