@@ -15,11 +15,11 @@ import argparse
 import math
 import multiprocessing
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from agents import prices
-from agents_results import Row, anew_path, read_anew, rows_of, run_name
+from agents_results import Row, anew_path, plan_of, read_anew, rows_of, run_name
 from rich.console import Console
 
 from rlflow_tvm import from_onnx
@@ -57,17 +57,14 @@ def _priced(*arguments: object) -> None:
         sys.exit(error.exit_code)
 
 
-def plan_of(row: Row) -> Plan:
-    """What a run found best."""
-    return Plan.of({"actions": row["actions"], **row["plan"]})
-
-
-def begin(folder: Path, model: str, target: str, databases: int) -> list[dict[str, float]]:
-    """What is known of a model; UsageError where that is of another machine or other kernels."""
-    found = read_anew(folder, model) or {"prices": prices(target), "databases": []}
-    if found["prices"] != prices(target):
-        path = anew_path(folder, model)
-        raise UsageError(f"{path}: is of {found['prices']}, this is {prices(target)}; remove it and its databases")
+def begin(folder: Path, model: str, rows: Iterable[Row], target: str, databases: int) -> list[dict[str, float]]:
+    """What is known of a model; UsageError where that, or a run, is of another machine or other kernels."""
+    ours, path = prices(target), anew_path(folder, model)
+    found = read_anew(folder, model) or {"prices": ours, "databases": []}
+    if found["prices"] != ours:
+        raise UsageError(f"{path}: is of {found['prices']}, this is {ours}; remove it and its databases")
+    if other := next((row for row in rows if row.get("prices", ours) != ours), None):
+        raise UsageError(f"{folder}: runs of {model} are of {other['prices']}, this is {ours}; price them anew there")
     found["databases"] += [{} for _ in range(databases - len(found["databases"]))]
     write_json(anew_path(folder, model), found)
     known: list[dict[str, float]] = found["databases"]
@@ -83,8 +80,9 @@ def main() -> int:
     context = multiprocessing.get_context("spawn")
     try:
         for model, methods in rows_of(options.folder).items():
-            runs = {run_name(row): plan_of(row) for rows in methods.values() for row in rows if "plan" in row}
-            for number, known in enumerate(begin(options.folder, model, options.target, options.databases)):
+            rows = [row for each in methods.values() for row in each]
+            runs = {run_name(row): plan_of(row) for row in rows if "plan" in row}
+            for number, known in enumerate(begin(options.folder, model, rows, options.target, options.databases)):
                 todo = {name: plan for name, plan in runs.items() if name not in known}
                 if not todo:
                     continue
@@ -93,7 +91,7 @@ def main() -> int:
                 process.join()
                 if process.exitcode:
                     return process.exitcode
-    except UsageError as error:
+    except RlflowError as error:  # as for a target that cannot be measured here
         parser.error(str(error))
     return 0
 

@@ -15,7 +15,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from agents_results import Found, Row, gain, names_of, rows_of
+from agents_results import Found, Row, gain, names_of, plan_of, rows_of
 
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.passes import Plan
@@ -42,7 +42,7 @@ def save_plans(found: Found, folder: Path) -> dict[str, list[Path]]:
                     f"{model} {name} {row['seed']}: an earlier version of scripts/agents.py left no plan; run it again"
                 )
             path = folder / model_name(model) / f"{name}.json"
-            plans.setdefault(model, {})[path] = Plan.of({"actions": row["actions"], **row["plan"]})
+            plans.setdefault(model, {})[path] = plan_of(row)
     for path, plan in [item for each in plans.values() for item in each.items()]:
         path.parent.mkdir(parents=True, exist_ok=True)
         plan.save(path)

@@ -111,15 +111,15 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--plots", action="store_true", help="curves too (extra [plots])")
     options = parser.parse_args()
+    lines: list[str] = []
     try:
         found = rows_of(options.folder)
+        for model, methods in found.items():
+            lines += table(model, methods, options.folder)
     except UsageError as error:
         parser.error(str(error))
-    lines: list[str] = []
-    for model, methods in found.items():
-        lines += table(model, methods, options.folder)
-        if options.plots:
-            plot(model, methods, options.folder / f"{model_name(model)}.png")
+    for model, methods in found.items() if options.plots else ():
+        plot(model, methods, options.folder / f"{model_name(model)}.png")
     world = world_table(found)
     lines += world
     if options.plots:

@@ -12,6 +12,7 @@ import numpy as np
 from scipy import stats
 
 from rlflow_tvm.errors import UsageError
+from rlflow_tvm.passes import Plan
 from rlflow_tvm.training_files import model_name
 
 Row = dict[str, Any]
@@ -45,9 +46,14 @@ def gain(row: Row) -> float:
     return float(row["start_secs"] / row["best_secs"])
 
 
+def plan_of(row: Row) -> Plan:
+    """What a run found best; of one that told all of its plan."""
+    return Plan.of({"actions": row["actions"], **row["plan"]})
+
+
 def run_name(row: Row) -> str:
-    """What a run is called among its model's."""
-    return f"{row['method']}.{row['steps']}.{row['seed']}"
+    """What a run, with what it found, is called among its model's: done again, it may find something else."""
+    return f"{row['method']}.{row['steps']}.{row['seed']}.{row.get('plan', {}).get('end_hash', 'untold')}"
 
 
 def anew_path(folder: Path, model: str) -> Path:

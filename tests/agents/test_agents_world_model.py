@@ -120,7 +120,7 @@ def random_steps(sizes: ObservationSizes, number: int, latent: int) -> Steps:
 
 
 def test_episodes_of_any_lengths_are_foreseen_as_each_alone_and_as_step_by_step(sizes):
-    """Packed: what is foreseen of one does not depend on what it is batched with, nor on its end."""
+    """What is foreseen of one does not depend on what it is batched with, nor on its end."""
     torch.manual_seed(0)
     memory = Memory(sizes, latent=5, width=16, gaussians=3)
     lengths = [7, 1, 12, 3]

@@ -9,6 +9,7 @@ import agents
 import agents_anew
 import agents_report
 import pytest
+from agents_results import gains_anew, run_name
 from run_rows import run_row, write_runs
 from small_models import bound, conv_chain
 
@@ -41,11 +42,17 @@ def runs(tmp_path, monkeypatch):
     state = GraphState.from_module(bound(conv_chain()), default_rules(vector_lanes(parse_target("llvm"))))
     moved = state.apply(next(iter(moves(state))))
     plans = {"greedy": state.plan, "random": moved.plan}
-    rows = [run_row(method, 0, 8.0, **agents.told_of_plan(plan)) for method, plan in plans.items()]
+    ours = agents.prices("llvm")
+    rows = [run_row(method, 0, 8.0, prices=ours, **agents.told_of_plan(plan)) for method, plan in plans.items()]
     monkeypatch.setattr(agents_anew, "from_onnx", lambda _path: bound(conv_chain()))
     monkeypatch.setattr(agents_anew, "model_path", lambda name: name)
     monkeypatch.setattr(multiprocessing, "get_context", lambda _kind: type("Context", (), {"Process": Inline}))
     return write_runs(tmp_path, *rows)
+
+
+def named(runs, *files: str) -> list[str]:
+    """What the runs in these files are called."""
+    return [run_name(json.loads((runs / "one" / f"{file}.json").read_text())) for file in files]
 
 
 def call(monkeypatch, *arguments: object) -> int:
@@ -57,9 +64,10 @@ def test_plans_are_priced_in_new_databases(runs, monkeypatch, capsys):
     assert call(monkeypatch, runs, "--databases", 2) == 0
     found = json.loads((runs / "one.anew.json").read_text())
     assert found["prices"] == agents.prices("llvm")
-    assert [set(known) for known in found["databases"]] == [{"greedy.100.0", "random.100.0"}] * 2
-    assert [known["greedy.100.0"] for known in found["databases"]] == [1.0, 1.0]  # the model's own graph
-    assert all(known["random.100.0"] > 0 for known in found["databases"])
+    greedy, random = named(runs, "greedy.100.0", "random.100.0")
+    assert [set(known) for known in found["databases"]] == [{greedy, random}] * 2
+    assert [known[greedy] for known in found["databases"]] == [1.0, 1.0]  # the model's own graph
+    assert all(known[random] > 0 for known in found["databases"])
     for number in range(2):
         with KernelDatabase(runs / f"one.anew.{number}.sqlite") as database:
             assert database.holdings()
@@ -83,8 +91,22 @@ def test_another_database_and_another_run_are_added(runs, monkeypatch):
     assert call(monkeypatch, runs, "--databases", 2) == 0
     first, second = json.loads((runs / "one.anew.json").read_text())["databases"]
     assert first.items() > before.items()
-    assert set(first) == set(second) == {*before, "random.100.1"}
-    assert first["random.100.1"] == first["random.100.0"]  # the same plan, by the same prices
+    random, again = named(runs, "random.100.0", "random.100.1")
+    assert set(first) == set(second) == {*before, again}
+    assert first[again] == first[random]  # the same plan, by the same prices
+
+
+def test_a_run_that_was_done_again_is_priced_again(runs, monkeypatch):
+    """What another plan gained is not told of it."""
+    assert call(monkeypatch, runs, "--databases", 1) == 0
+    path = runs / "one" / "random.100.0.json"
+    row = json.loads(path.read_text())
+    greedy = json.loads((runs / "one" / "greedy.100.0.json").read_text())
+    path.write_text(json.dumps({**row, "actions": greedy["actions"], "plan": greedy["plan"]}))
+    (new,) = named(runs, "random.100.0")
+    assert gains_anew(runs, "zoo:one", [json.loads(path.read_text())]) == []
+    assert call(monkeypatch, runs, "--databases", 1) == 0
+    assert json.loads((runs / "one.anew.json").read_text())["databases"][0][new] == 1.0
 
 
 def test_prices_of_other_kernels_are_not_added_to(runs, monkeypatch, capsys):
@@ -93,6 +115,23 @@ def test_prices_of_other_kernels_are_not_added_to(runs, monkeypatch, capsys):
         call(monkeypatch, runs)
     assert "is of another machine" in capsys.readouterr().err
     assert not list(runs.glob("*.sqlite"))
+
+
+def test_runs_of_another_machine_are_priced_there(runs, monkeypatch, capsys):
+    for path in (runs / "one").glob("*.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "prices": "another machine"}))
+    with pytest.raises(SystemExit):
+        call(monkeypatch, runs)
+    assert "runs of zoo:one are of another machine" in capsys.readouterr().err
+    assert not (runs / "one.anew.json").exists()
+
+
+def test_a_damaged_file_is_told_in_one_line(runs, monkeypatch, capsys):
+    (runs / "one.anew.json").write_text("{")
+    monkeypatch.setattr("sys.argv", ["agents_report.py", str(runs)])
+    with pytest.raises(SystemExit):
+        agents_report.main()
+    assert "one.anew.json: is no JSON" in capsys.readouterr().err
 
 
 def test_a_plan_that_cannot_be_replayed_ends_it(runs, monkeypatch, capsys):
