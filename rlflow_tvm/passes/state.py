@@ -101,8 +101,8 @@ class GraphState:
         return self._matches
 
     def located(self, rule: str) -> list[tuple[Site, Match]]:
-        """The sites of `rule` in canonical order, each with what matches there."""
-        return list(self._by_site[rule].items())
+        """The sites of `rule` in canonical order, each with what matches there; none where the set lacks the rule."""
+        return list(self._by_site.get(rule, {}).items())
 
     @cached_property
     def sites(self) -> Mapping[str, tuple[Site, ...]]:

@@ -13,7 +13,8 @@ from operator import attrgetter
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes import GraphState, RewriteAction
-from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
+from rlflow_tvm.passes.match import Match
+from rlflow_tvm.passes.rules import TERMINATING_FAMILIES, TerminatingFamily
 
 log = logging.getLogger("rlflow_tvm")
 
@@ -29,9 +30,11 @@ class Beginning:
 def beginnings(problem: RewriteProblem) -> list[Beginning]:
     """The model's graph and those in which a terminating family of rules is exhausted, the cheapest first.
 
-    A blocked layout pays once most of a network is in it, and costs until then: no search by single rewrites gets there
-    soon. Applying all of the family's rules wherever they apply does, without pricing the graphs on the way; so they
-    count as no environment steps. Of a problem that is stopped meanwhile, those found by then.
+    A blocked layout pays once most of a network is in it, and costs until then; a few rows taken of a tensor are led
+    back past what they are read of, which gains nothing in an addition and much in the product before it. No search by
+    single rewrites gets there soon. Applying all of the family's rules wherever they apply does, without pricing the
+    graphs on the way; so they count as no environment steps. Of a problem that is stopped meanwhile, those found by
+    then.
     """
     found = {problem.start.structural_hash: Beginning(problem.start_secs, problem.start)}
     for family in TERMINATING_FAMILIES.values():
@@ -51,18 +54,17 @@ def beginnings(problem: RewriteProblem) -> list[Beginning]:
     return sorted(found.values(), key=attrgetter("run_secs"))
 
 
-def exhausted(state: GraphState, rules: tuple[str, ...]) -> GraphState:
-    """`state` after applying `rules` until none applies, earlier ones first, each at its first site."""
-    return deque(_settling(state, rules), maxlen=1).pop()
+def exhausted(state: GraphState, family: TerminatingFamily) -> GraphState:
+    """`state` after applying the family's rules until none applies, earlier ones first, each at its first site."""
+    return deque(_settling(state, family), maxlen=1).pop()
 
 
-def _settling(state: GraphState, rules: tuple[str, ...]) -> Iterator[GraphState]:
-    """`state`, and what it becomes by one after the other of the rewrites to that in which `rules` are exhausted."""
+def _settling(state: GraphState, family: TerminatingFamily) -> Iterator[GraphState]:
+    """`state`, and what it becomes by one after the other of the rewrites to that in which the family is exhausted."""
     refused: set[RewriteAction] = set()  # of this state
     yield state
     while True:
-        actions = (RewriteAction(rule, site) for rule in rules for site in state.sites.get(rule, ()))
-        action = next((a for a in actions if a not in refused), None)
+        action = next((a for a in _actions(state, family) if a not in refused), None)
         if action is None:
             return
         try:
@@ -72,3 +74,19 @@ def _settling(state: GraphState, rules: tuple[str, ...]) -> Iterator[GraphState]
         else:
             refused.clear()
             yield state
+
+
+def _actions(state: GraphState, family: TerminatingFamily) -> Iterator[RewriteAction]:
+    for rule in family.rules:
+        for site, match in state.located(rule):
+            if not family.sole or _read_by_nothing_else(state, match):
+                yield RewriteAction(rule, site)
+
+
+def _read_by_nothing_else(state: GraphState, match: Match) -> bool:
+    """Whether what a match reads below its roots is read by itself alone."""
+    matched, graph = set(match.reads), state.graph
+    inner = matched.difference(match.roots, graph.outputs)
+    return len(inner) + len(match.roots) == len(matched) and all(
+        user.var in matched for var in inner for user in graph.users[var]
+    )

@@ -41,10 +41,9 @@ def test_random_trajectory_keeps_the_outputs(name, seed, comparisons):
     assert comparison.check(state) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", TERMINATING_FAMILIES)
-def test_exhausted_family_keeps_the_outputs(family, comparisons):
+def test_exhausted_family_keeps_the_outputs(comparisons):
     start, comparison = comparisons["conv_net"]
-    state = exhausted(start, TERMINATING_FAMILIES[family])
+    state = exhausted(start, TERMINATING_FAMILIES["layout"])
     assert len(state.actions) >= 10
     assert comparison.check(state) <= TOLERANCE
 

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import tvm
 from small_models import LANES, MODELS, TARGET, conv_chain, conv_net, module
 from test_search_searches import LAYOUT, PLATEAU, Scripted, problem_of
 from tvm import relax
@@ -26,12 +27,71 @@ from rlflow_tvm.verify import Comparison
 def test_exhausted_family_has_no_sites_left(model):
     mod = MODELS[model]() if model in MODELS else from_onnx(light_files()[model])
     start = GraphState.from_module(mod, default_rules(LANES))
-    for rules in TERMINATING_FAMILIES.values():
-        state = exhausted(start, rules)
-        assert len(state.actions) > 0
-        assert not any(state.sites[rule] for rule in rules)
-        again = exhausted(state, rules)
-        assert again.structural_hash == state.structural_hash
+    family = TERMINATING_FAMILIES["layout"]
+    state = exhausted(start, family)
+    assert len(state.actions) > 0
+    assert not any(state.sites[rule] for rule in family.rules)
+    assert exhausted(state, family).structural_hash == state.structural_hash
+
+
+def classifier(tokens: int = 7, width: int = 8, heads: int = 2, blocks: int = 2) -> tvm.IRModule:
+    """Transformer blocks and a classifier that reads the first token alone."""
+
+    def body(emit, x, head, **w):
+        def dense(y, name):
+            return emit(rx.add(emit(rx.matmul(y, w[f"w{name}"])), w[f"b{name}"]))
+
+        def norm(y, name):
+            return emit(rx.nn.layer_norm(y, w[f"s{name}"], w[f"t{name}"], axes=[-1]))
+
+        def split_heads(y, axes):
+            return emit(rx.permute_dims(emit(rx.reshape(y, (1, tokens, heads, width // heads))), axes))
+
+        for i in range(blocks):
+            y = norm(x, f"1{i}")
+            q, k, v = (dense(y, f"{n}{i}") for n in "qkv")
+            scores = emit(rx.matmul(split_heads(q, (0, 2, 1, 3)), split_heads(k, (0, 2, 3, 1))))
+            scores = emit(rx.nn.softmax(emit(rx.multiply(scores, relax.const(0.5)))))
+            mixed = emit(rx.permute_dims(emit(rx.matmul(scores, split_heads(v, (0, 2, 1, 3)))), (0, 2, 1, 3)))
+            x = emit(rx.add(x, dense(emit(rx.reshape(mixed, (1, tokens, width))), f"o{i}")))
+            y = emit(rx.nn.gelu(dense(norm(x, f"2{i}"), f"1{i}")))
+            x = emit(rx.add(x, dense(y, f"2{i}")))
+        last = emit(rx.take(norm(x, f"3{blocks - 1}"), relax.const(0, "int64"), axis=1))
+        return rx.matmul(last, head)
+
+    weights = {"head": (width, 5)}
+    for i in range(blocks):
+        weights |= {f"w{n}{i}": (width, width) for n in "qkvo12"} | {f"b{n}{i}": (width,) for n in "qkvo12"}
+        weights |= {f"{n}{norm}{i}": (width,) for n in "st" for norm in (1, 2, 3)}
+    return module({"x": (1, tokens, width)}, weights, body)
+
+
+def test_a_token_that_alone_is_read_is_led_back_to_where_others_are():
+    """Through the last block: of what only the token needs one row is computed, all of what others need, once."""
+    start = GraphState.from_module(classifier(), default_rules(LANES))
+    family = TERMINATING_FAMILIES["take"]
+    state = exhausted(start, family)
+    rows = {}
+    for node in state.graph.nodes:
+        if node.op == "relax.matmul" and node.value.args[1] in state.graph.params:
+            rows.setdefault(node.value.args[1].name, []).append(node.value.args[0].ty.shape.values[-2])
+    all_rows = {f"w{n}0": [7] for n in "qkvo12"} | {"wk1": [7], "wv1": [7]}
+    assert rows == all_rows | {f"w{n}1": [1] for n in "qo12"} | {"head": [1]}
+    assert (
+        len([node for node in state.graph.nodes if node.op == "relax.take"]) == 2
+    )  # of the block's input and its norm
+    assert exhausted(state, family).structural_hash == state.structural_hash
+    assert Comparison(start, TARGET).check(state) < 1e-5
+
+
+def test_what_the_function_gives_is_not_computed_a_second_time():
+    def body(emit, x, w):
+        y = emit(rx.matmul(x, w))
+        return y, rx.take(y, relax.const([0], "int64"), axis=0)
+
+    start = GraphState.from_module(module({"x": (4, 8)}, {"w": (8, 8)}, body), default_rules(LANES))
+    assert start.sites["take_before_matmul"]
+    assert exhausted(start, TERMINATING_FAMILIES["take"]).actions == ()
 
 
 @pytest.mark.parametrize("model", ["light_squeezenet", "light_resnet50", "light_inception_v2", "light_densenet121"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rlflow_tvm.passes.rule import RewriteRule
 from rlflow_tvm.passes.rules import (
     activation,
@@ -39,5 +41,19 @@ FAMILIES: dict[str, tuple[RewriteRule, ...]] = {
 
 CATALOGUE: tuple[RewriteRule, ...] = tuple(rule for rules in FAMILIES.values() for rule in rules)
 
-# Families whose rules, applied wherever they apply, come to an end; settling rules stand before opening ones.
-TERMINATING_FAMILIES: dict[str, tuple[str, ...]] = {"layout": layout.TERMINATING}
+
+@dataclass(frozen=True)
+class TerminatingFamily:
+    """Rules that, applied wherever they apply, come to an end; settling rules stand before opening ones.
+
+    `sole`: only where nothing else reads what a rewrite does away with, as it would have to stay beside its successor.
+    """
+
+    rules: tuple[str, ...]
+    sole: bool = False
+
+
+TERMINATING_FAMILIES: dict[str, TerminatingFamily] = {
+    "layout": TerminatingFamily(layout.TERMINATING),
+    "take": TerminatingFamily(gather.TERMINATING, sole=True),
+}

@@ -87,3 +87,14 @@ RULES = (
         when=("rank(t) == 2", "is_weight(t)", "is_weight(b)", "shape(b) == [dim(t, 1)]"),
     ),
 )  # fmt: skip
+
+# A take of a row first, as there are rules for rows that there are none of for one number; no other rule makes such a
+# take. Those lead a take past one operation that reads nothing else of it: let the height of a tensor be the length of
+# the longest way from an input to it, takes not counted and indices not followed. What is above the take stays as high
+# as it was, and each take that stands for it now reads something lower; so they come to an end.
+TERMINATING = (
+    "take_one_as_row",
+    *(rule.name for rule in RULES if rule.name.startswith("take_before_")),
+    "take_rows_before_reshape",
+    "take_rows_of_left_operand",
+)
