@@ -60,7 +60,7 @@ BudgetOption = Annotated[
 ]
 PredictOption = Annotated[
     float,
-    typer.Option(help="How much of a graph's time may be predicted rather than measured on the way, 0 to 1."),
+    typer.Option(min=0.0, max=1.0, help="How much of a graph's time may be predicted, not measured, on the way."),
 ]
 RpcKeyOption = Annotated[str | None, typer.Option("--rpc-key", help="The key of the machines to measure on.")]
 

@@ -101,6 +101,7 @@ def main(
             result = comparison.compare(
                 mod, {label: state.bound() for label, state in states.items()}, file, tvm_target, names,
                 zoo_name=zoo_name, choices=cost_model.choices, rounds=rounds, seed=seed, progress=bar, plain=plain,
+                turn=cost_model.timer.in_turn(),
             )  # fmt: skip
     lengths = [len(state.actions) for state in states.values()]
     found = ", ".join(f"{way.described} ({n} rewrites)" for way, n in zip(ways, lengths, strict=True))

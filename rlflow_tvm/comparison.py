@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -114,6 +115,7 @@ def compare(
     seed: int = 0,
     progress: Progress | None = None,
     plain: Mapping[str, tvm.IRModule] | None = None,
+    turn: AbstractContextManager[None] | None = None,
 ) -> Comparison:
     """Compile and time everything in interleaved rounds, and compare the outputs.
 
@@ -127,6 +129,7 @@ def compare(
         choices: decides for all our candidates where an operator has several implementations, or a kernel several
             schedules.
         plain: what `unsearched` makes of the model, where that was asked before.
+        turn: entered for the rounds (`KernelTimer.in_turn`).
 
     Raises:
         UsageError, FrontendError, CostError: as `check`.
@@ -152,14 +155,15 @@ def compare(
             path = Path(folder) / "program.pt2"
             zoo.save_program(zoo_name, path)
             candidates[TORCH] = Candidate("torch", path)
-        measured = measure_interleaved(
-            candidates,
-            inputs,
-            rounds,
-            threads=num_cores(target),
-            timeout_secs=_TIMEOUT_SECS,
-            on_progress=None if progress is None else lambda done, total: progress(done, total, "timing"),
-        )
+        with turn or nullcontext():
+            measured = measure_interleaved(
+                candidates,
+                inputs,
+                rounds,
+                threads=num_cores(target),
+                timeout_secs=_TIMEOUT_SECS,
+                on_progress=None if progress is None else lambda done, total: progress(done, total, "timing"),
+            )
     return summary(measured, candidates, list(searched))
 
 

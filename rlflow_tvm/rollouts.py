@@ -161,7 +161,6 @@ class ConsiderateEnv(gymnasium.Wrapper):
 class Prices:
     """What a process prices graphs with; `quiet` is None where it is the only one."""
 
-    database: RecordingDatabase
     timer: KernelTimer
     cost_model: CostModel
     quiet: QuietMachine | None
@@ -169,21 +168,25 @@ class Prices:
 
 @contextmanager
 def open_prices(
-    target: tvm.target.Target, shared: bool, remote: RpcDevices | None = None, predict: float = 0.0
+    target: tvm.target.Target,
+    database: KernelDatabase,
+    shared: bool,
+    remote: RpcDevices | None = None,
+    predict: float = 0.0,
 ) -> Iterator[Prices]:
-    """This machine's kernel database and a cost model over it; with `remote` kernels are measured on those machines.
-    `predict`: how much of a graph's time may be predicted.
+    """A cost model over this machine's kernel database, which is closed in the end; with `remote` kernels are measured
+    on those machines. `predict`: how much of a graph's time may be predicted.
 
     With `shared` several processes do the same at once: they take turns at measuring, and take what any of them
     measured for the price, so that a graph costs the same everywhere.
     """
     with ExitStack() as stack:
-        database = stack.enter_context(closing(RecordingDatabase(default_path())))
+        stack.enter_context(closing(database))
         quiet = stack.enter_context(QuietMachine(database.path)) if shared else None
         measuring = None if quiet is None else quiet.measuring
         timer = stack.enter_context(KernelTimer(target, database, remote=remote, quiet=measuring))
         policy = PredictionPolicy(share=predict)
-        yield Prices(database, timer, stack.enter_context(CostModel(target, timer=timer, policy=policy)), quiet)
+        yield Prices(timer, stack.enter_context(CostModel(target, timer=timer, policy=policy)), quiet)
 
 
 def description(
@@ -231,8 +234,10 @@ def worker_env(
     """
     with ExitStack() as stack:
         devices = None if remote is None else RpcDevices(**remote)
-        prices = stack.enter_context(open_prices(tvm.ir.load_json(target), True, devices, predict))
+        database = RecordingDatabase(default_path())
+        prices = stack.enter_context(open_prices(tvm.ir.load_json(target), database, True, devices, predict))
         assert prices.quiet is not None, "it was asked for"
+        prices.quiet.compute()  # others are measuring their first graphs
         modules = import_models(models, {name: tuple(shape) for name, shape in shapes.items()})
         problems = make_problems(modules, prices.cost_model)
         if structures(problems) != expected:
@@ -240,4 +245,5 @@ def worker_env(
             raise UsageError(f"{files}: not the same on {gethostname()} as where the training began; copy them there")
         plans = {name: Plan.of(plan) for name, plan in begins.items()}
         env = make_env(problems, horizon, reward, environment, plans)
-        return ConsiderateEnv(env, prices.quiet, prices.database.taken, prices.timer.refresh, stack.pop_all())
+        prices.quiet.rest()
+        return ConsiderateEnv(env, prices.quiet, database.taken, prices.timer.refresh, stack.pop_all())

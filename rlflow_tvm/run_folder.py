@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlflow_tvm.errors import ReportError
-from rlflow_tvm.training_files import plan_paths
+from rlflow_tvm.errors import ReportError, UsageError
+from rlflow_tvm.training_files import log_lines, plan_paths
 
 CHECKPOINT, PROGRESS, BEST = "agent.safetensors", "progress.jsonl", "best.jsonl"
 FORMAT = "rlflow_tvm.agent"  # as agents.checkpoint, which needs torch, has it
@@ -85,22 +85,7 @@ def _description(path: Path) -> dict[str, Any]:
 
 
 def _lines(path: Path) -> tuple[dict[str, Any], ...]:
-    """A log's lines; a last one without its end, from a training that was killed, is left out."""
-    if not path.is_file():
-        return ()
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReportError(f"{path}: cannot be read ({error}): move it away, and the report does without") from None
-    found = []
-    for number, text in enumerate(lines, 1):
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            line = None
-        if not isinstance(line, dict):
-            raise ReportError(
-                f"{path}: line {number} is no JSON object: mend it, or move the file away, and the report does without"
-            )
-        found.append(line)
-    return tuple(found)
+        return tuple(log_lines(path))
+    except UsageError as error:
+        raise ReportError(f"{error}, and the report does without") from None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import tvm
 
-from rlflow_tvm.cost import RpcDevices, target_key
+from rlflow_tvm.cost import KernelDatabase, RpcDevices, default_path, target_key
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.envs.rewards import REWARDS
 from rlflow_tvm.errors import AgentError, UsageError
@@ -171,7 +171,8 @@ def train_on_models(
         if progress is not None:
             progress(min(taken, steps), steps, what)
 
-    with open_prices(target, elsewhere, remote, predict) as prices, ExitStack() as stack:
+    database = KernelDatabase(default_path())
+    with open_prices(target, database, elsewhere, remote, predict) as prices, ExitStack() as stack:
         prices.cost_model.on_progress = lambda done, total: on_work(f"kernel {done} of {total}")
         problems = make_problems(modules, prices.cost_model)
         begun = _begun(out) if resume else {}
@@ -207,7 +208,7 @@ def train_on_models(
 
         def on_episode(episode: Episode) -> None:
             best = episode.summary
-            store_rows(prices.database, best.get("rows", []), ours)
+            store_rows(database, best.get("rows", []), ours)
             whole_runs().add(best["model"], episode)
             nonlocal booked
             booked = max(booked, taken - len(episode) + best["step"])  # several workers' episodes overlap

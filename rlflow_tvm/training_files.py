@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import UsageError
@@ -31,19 +31,55 @@ class ModelOutcome:
     plan_length: int
 
 
+def log_lines(path: Path) -> list[dict[str, Any]]:
+    """A log's lines, none where there is no file; a last one without its end, from a training that was killed, is left
+    out. UsageError, naming file and line, where it cannot be read."""
+    if not path.is_file():
+        return []
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read ({error}): move it away") from None
+    found = []
+    for number, text in enumerate(lines, 1):
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            line = None
+        if not isinstance(line, dict):
+            raise UsageError(f"{path}: line {number} is no JSON object: mend it, or move the file away")
+        found.append(line)
+    return found
+
+
+def _kept(path: Path, goes_on: Callable[[dict[str, Any]], bool] = lambda _: True) -> list[dict[str, Any]]:
+    """The lines of a log that is to be gone on with; others, and half of a line, are taken out of the file."""
+    lines = [line for line in log_lines(path) if goes_on(line)]
+    if path.is_file():
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        temporary.replace(path)
+    return lines
+
+
 class BestPlans:
-    """Each model's best plan, kept on disk as soon as it is found, and found again when a training goes on."""
+    """Each model's best plan, kept on disk as soon as it is found, and found again when a training goes on: as a line
+    of `best.jsonl`, then as a file, which is made of that line where a kill came between."""
 
     def __init__(self, out: Path, problems: Mapping[str, RewriteProblem]) -> None:
         self._problems, self._curve = problems, out / "best.jsonl"
         self.paths = plan_paths(out, problems)
-        self._best = {model: self._known(model) for model in problems}
+        last = {line["model"]: Plan.of(line["plan"]) for line in _kept(self._curve) if "plan" in line}
+        self._best = {model: self._known(model, last.get(model)) for model in problems}
 
-    def _known(self, model: str) -> tuple[float, int]:
+    def _known(self, model: str, plan: Plan | None) -> tuple[float, int]:
         path = self.paths[model]
-        if not path.exists():
+        if plan is not None:
+            plan.save(path)
+        elif path.exists():
+            plan = Plan.load(path)
+        else:
             return self._problems[model].start_secs, 0
-        plan = Plan.load(path)
         return self._priced(model, plan), len(plan)
 
     def offer(self, model: str, plan: Plan, run_secs: float, env_steps: int) -> None:
@@ -55,11 +91,11 @@ class BestPlans:
             return
         own_secs = self._priced(model, plan)
         if own_secs < self._best[model][0]:
-            plan.save(self.paths[model])
-            self._best[model] = own_secs, len(plan)
             line = {"env_steps": env_steps, "model": model, "run_secs": own_secs, "plan": dataclasses.asdict(plan)}
             with open(self._curve, "a") as curve:
                 curve.write(json.dumps(line) + "\n")
+            plan.save(self.paths[model])
+            self._best[model] = own_secs, len(plan)
 
     def _priced(self, model: str, plan: Plan) -> float:
         problem = self._problems[model]
@@ -96,12 +132,8 @@ class EndToEndLog:
         if self._path.exists():
             # a world model's checkpoint counts no steps: its episodes are kept as they come, and none comes again
             most = counts.get("env_steps", math.inf)
-            lines = self._path.read_text().splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["env_steps"] <= most]
-            self._env_steps = int(counts.get("env_steps", json.loads(kept[-1])["env_steps"] if kept else 0))
-            temporary = self._path.with_name(self._path.name + ".tmp")
-            temporary.write_text("".join(kept))
-            temporary.replace(self._path)
+            kept = _kept(self._path, lambda line: bool(line["env_steps"] <= most))
+            self._env_steps = int(counts.get("env_steps", kept[-1]["env_steps"] if kept else 0))
 
     def add(self, model: str, episode: Episode) -> None:
         """Take in the next episode."""

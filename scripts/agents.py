@@ -33,6 +33,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agents_results import read_json
+
 from rlflow_tvm import from_onnx
 from rlflow_tvm.agents import AGENTS
 from rlflow_tvm.cli import model_path, parse_target, write_json
@@ -41,10 +43,11 @@ from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.envs.rewards import REWARDS
 from rlflow_tvm.errors import RlflowError, UsageError
 from rlflow_tvm.passes import GraphState, Plan
+from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
 from rlflow_tvm.search import SEARCHES, Budget, SearchResult, make_search
 from rlflow_tvm.superoptimize import agent_search
 from rlflow_tvm.training import REWARD, train_on_models
-from rlflow_tvm.training_files import model_name
+from rlflow_tvm.training_files import log_lines, model_name
 
 AFTER, FOR = "-after-", "-for-"
 METHODS = [
@@ -56,9 +59,9 @@ METHODS = [
 DRAWN = set(METHODS) - {"greedy", "backtracking", "beam", "family", "variable-depth"}
 """Methods that depend on the seed."""
 EPISODES = 16
-BEGUN = "settled"
-"""Where episodes of agents, and walks from no remembered graph, begin: said in their results, as those of former
-versions began at the model."""
+BEGUN = f"settled: {', '.join(TERMINATING_FAMILIES)}"
+"""Where family search, episodes of agents, and walks from no remembered graph begin: said in their results, as those of
+former versions began elsewhere."""
 METRICS = ("run_secs", "launch_secs", "kernels", "flops", "bytes_moved", "peak_bytes")
 """Of a graph's cost, what is kept of the first and of the cheapest graph."""
 
@@ -117,7 +120,7 @@ def told_of_plan(plan: Plan) -> dict[str, Any]:
 
 def metrics(problem: RewriteProblem, best: GraphState) -> dict[str, dict[str, float]]:
     """Of the first graph and of `best`; all kernels of both have been measured."""
-    costs = {"before": problem.cost(problem.start, confirmed=True), "after": problem.cost(best, confirmed=True)}
+    costs = {"before": problem.surest_cost(problem.start), "after": problem.surest_cost(best)}
     return {when: {name: getattr(cost, name) for name in METRICS} for when, cost in costs.items()}
 
 
@@ -136,7 +139,7 @@ def started(run: Run, search: str, folder: Path) -> dict[str, Any]:
     interruption, the same search would find something else, as more kernels are in the database by then."""
     path = folder / "start.json"
     made = {"predict": run.predict, "prices": prices(run.target)}
-    row = json.loads(path.read_text()) if path.exists() else {}
+    row = read_json(path) if path.exists() else {}
     if row.get("made") != made and (folder / "agent.safetensors").exists():
         raise UsageError(f"{folder}: a training began there after a search made by {row.get('made')}, this is {made}")
     if row.get("made") != made:
@@ -164,8 +167,7 @@ def agent_run(run: Run, folder: Path) -> dict[str, Any]:
     )  # fmt: skip
     (trained,) = outcome.models
     found = [{"env_steps": 0, "run_secs": trained.run_secs_before}] if not search else []
-    if (folder / "best.jsonl").exists():  # nothing better than the start was found where it is not
-        found += [json.loads(line) for line in (folder / "best.jsonl").read_text().splitlines()]
+    found += log_lines(folder / "best.jsonl")  # there is none where nothing better than the start was found
     within = [each for each in found if spent + each["env_steps"] <= run.steps]
     curve += [[spent + each["env_steps"], each["run_secs"]] for each in within]
     plan = plan_of(within[-1] if within else {}, starts.get(run.model), Plan.load(trained.plan))
@@ -178,7 +180,7 @@ def agent_run(run: Run, folder: Path) -> dict[str, Any]:
         "wall_secs": wall_secs + outcome.wall_secs,
         **told_of_plan(plan),
         "metrics": metrics_of_plan(run, plan),
-        "log": [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()],
+        "log": log_lines(folder / "progress.jsonl"),
         "asked": asked,
     }
 
@@ -205,7 +207,7 @@ def done(run: Run, out: Path) -> None:
 
 def _settles(run: Run) -> bool:
     """Whether the method begins at the cheapest of a problem's `beginnings`."""
-    return run.method not in SEARCHES or run.method == "random-restarts"
+    return run.method not in SEARCHES or run.method in ("family", "random-restarts")
 
 
 @contextmanager
@@ -270,7 +272,7 @@ def check_prices(folder: Path, target: str) -> None:
     """UsageError where a result in a model's folder is of another machine or of other kernels."""
     ours = prices(target)
     for path in sorted(folder.glob("*.json")):
-        theirs = json.loads(path.read_text()).get("prices", "an earlier version of this script")
+        theirs = read_json(path).get("prices", "an earlier version of this script")
         if theirs != ours:
             raise UsageError(f"{path}: is of {theirs}, this is {ours}; give another --out, or go on there")
 
@@ -280,9 +282,9 @@ def check_options(run: Run, out: Path) -> None:
     path = run.path(out)
     if not path.exists():
         return
-    row = json.loads(path.read_text())
+    row = read_json(path)
     if _settles(run) and row.get("begun") != BEGUN:
-        raise UsageError(f"{path}: is of a version of this script whose runs began at the model; give another --out")
+        raise UsageError(f"{path}: is of a version of this script whose runs began elsewhere; give another --out")
     # an episode's steps are nothing to a search; earlier versions told no settings where they were the usual ones
     for name in ("settings", "predict") if run.method in SEARCHES else ("settings", "predict", "horizon"):
         if row.get(name, {}) != getattr(run, name):
@@ -315,7 +317,7 @@ def main() -> int:
             check_prices(options.out / model_name(model), options.target)
         for run in runs(options):
             check_options(run, options.out)
-    except UsageError as error:
+    except RlflowError as error:  # as for a target that cannot be measured here
         parser.error(str(error))
     failed = 0
     wanted = [run for run in runs(options) if not run.path(options.out).exists()]
@@ -330,7 +332,7 @@ def main() -> int:
             failed += 1
             print(f"  failed (exit code {exitcode}); the others go on", flush=True)
             continue
-        row = json.loads(run.path(options.out).read_text())
+        row = read_json(run.path(options.out))
         print(
             f"  {1e3 * row['start_secs']:.3f} -> {1e3 * row['best_secs']:.3f} ms "
             f"({row['start_secs'] / row['best_secs']:.3f}x, {row['env_steps']} steps, {row['wall_secs']:.0f} s)",

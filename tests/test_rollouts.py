@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import threading
 from contextlib import closing
@@ -12,12 +13,12 @@ from fake_cost import FakeCostModel
 from small_models import LANES, conv_chain
 
 from rlflow_tvm import rollouts
-from rlflow_tvm.cost import KernelDatabase, Measurement, QuietMachine
+from rlflow_tvm.cost import KernelDatabase, Measurement, QuietMachine, default_path
 from rlflow_tvm.cost.reference import rescaled
 from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.envs import GraphRewriteEnv, ManyModelsEnv, RewriteProblem
 from rlflow_tvm.errors import UsageError
-from rlflow_tvm.frontend import zoo
+from rlflow_tvm.frontend import import_models, zoo
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.passes import default_rules
 from rlflow_tvm.rollouts import ConsiderateEnv, RecordingDatabase, description, store_rows, worker_env
@@ -143,13 +144,22 @@ class Priced(FakeCostModel):
         pass
 
 
+def somebody_computes(path) -> bool:
+    with open(f"{path}.busy", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
 def test_a_worker_builds_what_the_training_describes(tmp_path, monkeypatch):
     monkeypatch.setattr(rollouts, "KernelTimer", Timer)
     monkeypatch.setattr(rollouts, "CostModel", Priced)
     monkeypatch.setenv("RLFLOW_TVM_HOME", str(tmp_path))
     target = as_target({"kind": "llvm", "mcpu": "znver4", "num-cores": 2})
     models = {"demo": zoo.path("demo")}
-    with rollouts.open_prices(target, shared=False) as prices:
+    with rollouts.open_prices(target, KernelDatabase(default_path()), shared=False) as prices:
         assert prices.quiet is None
         modules = rollouts.import_models(models, {})
         problems = rollouts.make_problems(modules, prices.cost_model)
@@ -158,7 +168,16 @@ def test_a_worker_builds_what_the_training_describes(tmp_path, monkeypatch):
         own = rollouts.make_env(problems, 3, "improvement", begins=begins)
     told = description(models, {}, target, None, "rewriting", 3, "improvement", 0.0, problems, begins)
     told = json.loads(json.dumps(told))
+    computing: list[bool] = []
+
+    def imported(*arguments):
+        computing.append(somebody_computes(default_path()))
+        return import_models(*arguments)
+
+    monkeypatch.setattr(rollouts, "import_models", imported)
     env = worker_env(**told)
+    assert computing == [True], "another that measures would be disturbed"
+    assert not somebody_computes(default_path())
     assert isinstance(env, ConsiderateEnv)
     assert env.observation_space == own.observation_space
     assert str(env.unwrapped.current.problem.cost_model.target) == str(target)

@@ -97,6 +97,25 @@ def test_a_training_goes_on_with_its_best_plan(chain, tmp_path):
     assert Plan.of(curve[-1]["plan"]) == Plan.load(again.models[0].plan)
 
 
+def test_a_best_plan_survives_a_kill_between_its_line_and_its_file(chain, tmp_path):
+    """And half of a line is nothing: what is written next is a line of its own."""
+    problem, curve = RewriteProblem(from_onnx(chain, {"x": (1, 4)}), Priced(HERE)), tmp_path / "best.jsonl"
+    found = Greedy().run(problem)
+    plans = training_files.BestPlans(tmp_path, {"chain": problem})
+    plans.offer("chain", found.plan, found.run_secs_after, 3)
+    whole = curve.read_text()
+    assert len(whole.splitlines()) == 1
+    plans.paths["chain"].unlink()
+    curve.write_text(whole + whole[:40])
+    again = training_files.BestPlans(tmp_path, {"chain": problem})
+    assert Plan.load(again.paths["chain"]) == found.plan
+    assert again.outcomes() == plans.outcomes()
+    assert curve.read_text() == whole
+    curve.write_text(f"{whole}3\n")
+    with pytest.raises(UsageError, match=r"best\.jsonl: line 2 is no JSON object: mend it"):
+        training_files.BestPlans(tmp_path, {"chain": problem})
+
+
 def test_a_training_remembers_the_plan_it_is_given(chain, tmp_path):
     problem = RewriteProblem(from_onnx(chain, {"x": (1, 4)}), Priced(HERE))
     found = Greedy().run(problem)

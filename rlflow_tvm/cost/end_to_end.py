@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,16 +78,18 @@ def measure_module(
     inputs: Sequence[np.ndarray] | None = None,
     rounds: int = 5,
     choices: Choices = BY_SHAPE,
+    turn: AbstractContextManager[None] | None = None,
 ) -> EndToEnd:
     """Compile `mod` (bound form) with our pipeline, time it as a whole. Errors as in `measure_interleaved`.
 
     `inputs`: normal floats and zeros if not given. Give the `choices` of the `CostModel` whose costs it is to be held
-    against.
+    against. `turn` is entered while it is timed (`KernelTimer.in_turn`).
     """
     with tempfile.TemporaryDirectory() as folder:
         candidate = export_library(mod, target, Path(folder) / "model.so", pipeline(target, choices))
         given = _plain_inputs(mod) if inputs is None else inputs
-        return measure_interleaved({"model": candidate}, given, rounds, threads=cores(target))["model"]
+        with turn or nullcontext():
+            return measure_interleaved({"model": candidate}, given, rounds, threads=cores(target))["model"]
 
 
 def _plain_inputs(mod: tvm.IRModule) -> list[np.ndarray]:

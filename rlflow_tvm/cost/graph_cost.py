@@ -160,7 +160,8 @@ class CostModel:
         return reach
 
     def end_to_end(self, mod: tvm.IRModule) -> float:
-        """Seconds of one run of `mod` (bound form) as a whole, built with what was chosen here; median of some rounds.
+        """Seconds of one run of `mod` (bound form) as a whole, built with what was chosen here; median of some rounds,
+        in which no process with the same database measures.
 
         CostError where it cannot be linked or run, or where kernels are measured on other machines: a model as a whole
         runs here only.
@@ -170,7 +171,7 @@ class CostModel:
                 f"models as a whole are not timed on RPC machines (key {self.timer.remote.key!r}), only kernels are: "
                 "measure without --rpc, or price by kernels"
             )
-        return measure_module(mod, self.target, choices=self.choices).run_secs
+        return measure_module(mod, self.target, choices=self.choices, turn=self.timer.in_turn()).run_secs
 
     def close(self) -> None:
         """End the measuring worker."""

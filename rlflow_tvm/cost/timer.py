@@ -307,7 +307,8 @@ class KernelTimer:
         Both as in `time`. None where one of them fails.
         """
         request = {"op": "difference", "func": tvm.ir.save_json(func), "other": tvm.ir.save_json(other)}
-        return self._answer(request, self.timeout_secs).get("difference")
+        with self._alone():
+            return self._answer(request, self.timeout_secs).get("difference")
 
     def launch_secs(self) -> float:
         """Seconds that launching one kernel costs in the Relax VM beside its own run time; measured once per target.

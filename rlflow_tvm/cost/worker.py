@@ -138,9 +138,12 @@ class _Worker:
 
     def _lost(self, limit_secs: float = 3 * IDLE_SECS) -> dict[str, Any]:
         """Whether there should be a session and is none; one that lives ends after so long without a request."""
+        if self.remote is None:
+            return {}
+        if self.session is None:
+            return {"lost": f"it was given back, as there was nothing to do for {IDLE_SECS:g} s"}
         try:
-            if self.session is not None:
-                self.session.check(limit_secs)
+            self.session.check(limit_secs)
             return {}
         except SessionLostError as error:
             self.release()

@@ -10,7 +10,7 @@ from functools import lru_cache
 import tvm
 
 from rlflow_tvm.cost import CostModel, GraphCost
-from rlflow_tvm.errors import EnvError, RewriteError
+from rlflow_tvm.errors import EnvError, KernelError, RewriteError
 from rlflow_tvm.kernels import Kernel, vector_lanes
 from rlflow_tvm.passes import GraphState, Plan, RewriteAction, RuleSet, default_rules
 
@@ -21,8 +21,8 @@ class RewriteProblem:
     """A start graph, a rule set and a cost: the moves from a state and what they cost.
 
     `moves` counts the successors asked for (a search's environment steps). A move that cannot be made (the rewrite is
-    ill-typed, or TVM cannot build or run one of its kernels) is refused: `successor` returns None, and the reason is
-    logged once and kept in `refusals`. Where somebody sets `stopped`, searches end with what they have found.
+    ill-typed, or TVM cannot lower it, or build or run one of its kernels) is refused: `successor` returns None, and the
+    reason is logged once and kept in `refusals`. Where somebody sets `stopped`, searches end with what they have found.
     """
 
     def __init__(self, mod: tvm.IRModule, cost_model: CostModel, ruleset: RuleSet | None = None) -> None:
@@ -109,7 +109,11 @@ class RewriteProblem:
         if following.graph.is_empty:
             self._refuse(key, "nothing would be left to compute, and so to build and to price")
             return None
-        cost = self.cost(following, confirmed=confirmed)
+        try:
+            cost = self.cost(following, confirmed=confirmed)
+        except KernelError as error:  # a rule of the user's makes an operator that cannot be lowered
+            self._refuse(key, str(error))
+            return None
         if not math.isfinite(cost.run_secs):
             if not confirmed or not math.isfinite(self.cost(following).run_secs):
                 self._refuse(key, f"kernel {cost.failed[0]}")

@@ -59,7 +59,7 @@ class _Walk:
 
     def __init__(self, best: Incumbent, start: GraphState) -> None:
         self.problem, self._best = best.problem, best
-        self.state, self.run_secs = start, best.problem.cost(start, confirmed=True).run_secs
+        self.state, self.run_secs = start, best.problem.surest_cost(start).run_secs
         self._gains: dict[Key, float] = {}  # cost after minus cost before, when last priced; inf if refused
         self._fresh: set[Key] = set()  # priced in the state now
         self._confirmed: set[Key] = set()  # of those, the ones of which no time is predicted, or of one measurement

@@ -11,7 +11,7 @@ from itertools import takewhile
 from operator import attrgetter
 
 from rlflow_tvm.envs import RewriteProblem
-from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.errors import KernelError, RewriteError
 from rlflow_tvm.passes import GraphState, RewriteAction
 from rlflow_tvm.passes.match import Match
 from rlflow_tvm.passes.rules import TERMINATING_FAMILIES, TerminatingFamily
@@ -45,7 +45,11 @@ def beginnings(problem: RewriteProblem) -> list[Beginning]:
         state = last.pop()
         if state.graph.is_empty or state.structural_hash in found:
             continue
-        cost = problem.cost(state, confirmed=True)
+        try:
+            cost = problem.cost(state, confirmed=True)
+        except KernelError as error:
+            log.warning("a family's graph is passed over: %s", error)
+            continue
         if not math.isfinite(cost.run_secs):
             log.warning("a family's graph is passed over: %s fails", ", ".join(cost.failed))
             continue

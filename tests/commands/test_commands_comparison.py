@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -139,7 +140,7 @@ def test_a_slow_candidate_is_waited_for(tmp_path, monkeypatch) -> None:
     assert asked["timeout_secs"] == 900.0
 
 
-def test_tuned_kernels_have_a_row_of_their_own(tmp_path) -> None:
+def test_tuned_kernels_have_a_row_of_their_own(tmp_path, monkeypatch) -> None:
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [24, 24]) for name in "xyz"]
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "y"], ["z"])], "g", values[:2], values[2:])
     path = tmp_path / "product.onnx"
@@ -157,7 +158,15 @@ def test_tuned_kernels_have_a_row_of_their_own(tmp_path) -> None:
     assert {row.name for row in result.rows} == {SEARCHED, UNSEARCHED, TUNED, ONNXRUNTIME}
     assert len(asked) == 2  # to see whether there is one, and for its own row: the others have none
     assert result.gains[0].tuning is not None
-    untuned = comparison.compare(mod, searched, path, target, [], rounds=2)
+    turn, measure = threading.Lock(), comparison.measure_interleaved
+
+    def measured(*arguments, **options):
+        assert turn.locked()
+        return measure(*arguments, **options)
+
+    monkeypatch.setattr(comparison, "measure_interleaved", measured)
+    untuned = comparison.compare(mod, searched, path, target, [], rounds=2, turn=turn)
+    assert not turn.locked()
     assert untuned.gains[0].tuning is None
     assert {row.name for row in untuned.rows} == {SEARCHED, UNSEARCHED}
 

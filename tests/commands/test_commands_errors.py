@@ -185,8 +185,8 @@ def test_help_names_every_option(run, command):
 def test_wrong_use_exits_with_two(run):
     assert run("optimize").returncode == 2
     assert run("train", "--no-such-option").returncode == 2
-    for command in ("optimize", "compare"):
-        completed = run(command, "no.onnx", "--seed", -1)
+    for command, option, value in (("optimize", "seed", -1), ("compare", "seed", -1), ("train", "predict", 1.5)):
+        completed = run(command, "no.onnx", f"--{option}", value)
         assert completed.returncode == 2
         assert "Traceback" not in completed.stderr
-        assert "seed" in completed.stderr
+        assert option in completed.stderr

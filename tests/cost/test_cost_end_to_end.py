@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,16 @@ import pytest
 import tvm
 from tvm import relax
 
-from rlflow_tvm.cost import Candidate, EndToEnd, Runners, export_library, measure_interleaved, measure_module
+from rlflow_tvm.cost import (
+    Candidate,
+    CostModel,
+    EndToEnd,
+    KernelDatabase,
+    Runners,
+    export_library,
+    measure_interleaved,
+    measure_module,
+)
 from rlflow_tvm.cost import end_to_end as module
 from rlflow_tvm.cost.runner import read_arrays, write_arrays
 from rlflow_tvm.errors import CostError
@@ -20,6 +30,7 @@ from rlflow_tvm.kernels import Lowering
 
 X = np.arange(6, dtype="float32").reshape(2, 3)
 Y = np.full((2, 3), 10, "float32")
+FAKE = {"model": EndToEnd(((2.0,),), ())}
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +206,32 @@ def test_measure_module_with_our_pipeline(target):
     (got,) = result.outputs
     np.testing.assert_array_equal(got, X + Y)
     assert len(result.rounds) == 1
+
+
+def test_a_whole_model_is_timed_while_nobody_measures(target, tmp_path, monkeypatch):
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.add(x, relax.const(Y)))
+        builder.emit_func_output(out)
+    mod = builder.get()
+    mod["main"] = mod["main"].with_attr("num_input", 1)
+
+    def free() -> bool:
+        with (tmp_path / "k.sqlite.busy").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    timed: list[bool] = []
+    monkeypatch.setattr(module, "measure_interleaved", lambda *_args, **_options: timed.append(free()) or FAKE)
+    with KernelDatabase(tmp_path / "k.sqlite") as database, CostModel(target, database) as cost_model:
+        assert cost_model.end_to_end(mod) == 2.0
+    assert timed == [False]
+    assert free()
 
 
 def test_statistics():

@@ -25,6 +25,7 @@ from rlflow_tvm.cli import parse_rpc
 from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, Measurement, RpcDevices, target_key, worker
 from rlflow_tvm.cost.bench import Bench
 from rlflow_tvm.cost.caches import SentCaches
+from rlflow_tvm.cost.kernel_worker import KernelWorker
 from rlflow_tvm.cost.machine import cpu_model
 from rlflow_tvm.cost.place import LinkError, linked
 from rlflow_tvm.cost.remote import _Jobs, _Slot
@@ -275,6 +276,17 @@ def test_what_cannot_be_linked_here_is_no_missing_server(target, monkeypatch):
         jobs.next_answer(lambda: None)
     slot.end(whole=True)
     assert not slot.waits_for_server
+
+
+def test_a_server_that_was_given_back_is_lost_to_a_request():
+    """Which is then made again with another, where none is to blame; the machine was slow to make it."""
+    made = object.__new__(worker._Worker)
+    made.remote, made.session, made.bench = RpcDevices("localhost", 9190, "pair"), None, None
+    answer = made.answer({"op": "measure", "limit_secs": 1.0})
+    assert "nothing to do" in answer["lost"]
+    asked = object.__new__(KernelWorker)
+    asked.process = SimpleNamespace(running=True, call=lambda *_: answer)
+    assert asked.attempt({"op": "measure"}, 1.0)[0] == "lost"
 
 
 def test_options():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -211,6 +212,25 @@ def test_what_two_kernels_write_is_compared(timer):
     assert timer.difference(product, product) == 0.0
     assert timer.difference(add(8, 8), _subtract(8, 8)) > 0.1
     assert timer.difference(product, add(3, 3, 3)) is None
+
+
+def test_nobody_else_measures_while_two_kernels_are_compared(timer, monkeypatch):
+    order: list[str] = []
+
+    @contextmanager
+    def quiet():
+        order.append("quiet")
+        yield
+        order.append("no more")
+
+    def answer(request, _limit):
+        order.append(request["op"])
+        return {"difference": 0.0}
+
+    monkeypatch.setattr(timer, "_quiet", quiet)
+    monkeypatch.setattr(timer, "_answer", answer)
+    timer.difference(add(3), add(3))
+    assert order == ["quiet", "difference", "no more"]
 
 
 def test_winograd_is_left_alone(target):

@@ -13,10 +13,10 @@ from small_models import LANES, conv_chain, module
 from tvm.relax import op as rx
 
 from rlflow_tvm.envs import GraphRewriteEnv, RewriteProblem
-from rlflow_tvm.errors import EnvError
+from rlflow_tvm.errors import EnvError, KernelError
 from rlflow_tvm.passes import RewriteAction, RewriteRule, RuleSet, default_rules
 from rlflow_tvm.passes.ops import OPERATORS
-from rlflow_tvm.search import Budget
+from rlflow_tvm.search import Budget, FamilySearch, Greedy, beginnings
 from rlflow_tvm.search.result import Incumbent
 
 
@@ -120,7 +120,10 @@ class FailsAgain(FakeCostModel):
 
     def cost(self, mod, *, reach=None, confirmed=False):
         cost = super().cost(mod, reach=reach, confirmed=confirmed)
-        if confirmed and any(node.op == self.op for node in mod.nodes):
+        if not any(node.op == self.op for node in mod.nodes):
+            return cost
+        cost = dataclasses.replace(cost, single=1)
+        if confirmed:
             self.confirming += 1
             return dataclasses.replace(cost, run_secs=math.inf, failed=(f"{self.op}: it failed again",))
         return cost
@@ -133,6 +136,33 @@ def test_what_is_begun_with_may_be_of_one_measurement(caplog):
     assert problem.start_secs == FakeCostModel().cost(problem.start.graph).run_secs
     assert "priced by first measurements, as kernel relax.nn.conv2d: it failed again" in caplog.text
     assert math.isfinite(GraphRewriteEnv(problem=problem).run_secs)
+
+
+@pytest.mark.parametrize("search", [Greedy(), FamilySearch()])
+def test_a_search_ends_where_its_start_is_of_one_measurement(search):
+    """Nothing that still runs the kernel that failed is taken, nor a beginning with it."""
+    problem = RewriteProblem(conv_chain(), FailsAgain("relax.nn.conv2d"), default_rules(LANES))
+    assert len(problem.start.sites["block_conv"]) > 0
+    result = search.run(problem)
+    assert (result.plan, result.run_secs_after) == (problem.start.plan, problem.start_secs)
+    assert result.env_steps > 0
+
+
+class CannotLower(FakeCostModel):
+    def cost(self, mod, *, reach=None, confirmed=False):
+        if any(node.op == "relax.layout_transform" for node in mod.nodes):
+            raise KernelError("relax.layout_transform cannot be lowered")
+        return super().cost(mod, reach=reach, confirmed=confirmed)
+
+
+def test_a_move_to_what_cannot_be_lowered_is_refused(caplog):
+    """As a user's rule may make: neither a search nor where it begins ends with it."""
+    problem = RewriteProblem(conv_chain(), CannotLower(), default_rules(LANES))
+    action = RewriteAction("block_conv", problem.start.sites["block_conv"][0])
+    assert problem.successor(problem.start, action) is None
+    assert list(problem.refusals.values()) == ["relax.layout_transform cannot be lowered"]
+    assert [each.state for each in beginnings(problem)] == [problem.start]
+    assert "a family's graph is passed over: relax.layout_transform cannot be lowered" in caplog.text
 
 
 def test_a_move_is_not_refused_for_good_where_a_kernel_failed_the_second_time():

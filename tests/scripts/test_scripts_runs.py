@@ -108,7 +108,7 @@ def test_results_of_other_options_are_not_taken(tmp_path):
     agents.check_options(run, tmp_path)  # nothing is there
     same = {"horizon": 20, "predict": 0.3, "settings": {"n_epochs": 4}}
     write_runs(tmp_path, run_row("ppo", **same))
-    with pytest.raises(UsageError, match=r"one/ppo\.100\.0\.json: is of a version .* began at the model; give another"):
+    with pytest.raises(UsageError, match=r"one/ppo\.100\.0\.json: is of a version .* began elsewhere; give another"):
         agents.check_options(run, tmp_path)
     same["begun"] = agents.BEGUN
     write_runs(tmp_path, run_row("ppo", **same))
