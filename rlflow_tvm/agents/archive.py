@@ -20,7 +20,8 @@ class Archive:
     """The `size` cheapest graphs of each model, by what the environment told of whole episodes (`Episode.summary`).
 
     As in Go-Explore (Ecoffet et al. 2021): first return, then explore. `share` of the episodes begin at one of them:
-    what was hard to reach once need not be reached again. Graphs of one model that cost the same count as one.
+    what was hard to reach once need not be reached again. Graphs of one model that cost the same count as one. Models
+    of which none is kept yet have their part of the episodes, from the beginning.
     """
 
     size: int
@@ -29,8 +30,12 @@ class Archive:
 
     def add(self, episode: Episode) -> None:
         """Take in an episode's cheapest graph, where the environment told one that it did not begin with."""
-        if all(name in episode.summary for name in _KEPT) and episode.summary.get("step") != 0:
+        if not all(name in episode.summary for name in _KEPT):
+            return
+        if episode.summary.get("step") != 0:
             self.take(episode.summary)
+        elif self.share:
+            self.kept.setdefault(episode.summary["model"], [])
 
     def take(self, summary: Mapping[str, Any]) -> None:
         """Take in a graph: {"model", "run_secs", "plan"}, as an environment tells it."""
@@ -48,5 +53,5 @@ class Archive:
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number, _ARCHIVE)))
         if not self.kept or rng.random() >= self.share:
             return None
-        model = sorted(self.kept)[int(rng.integers(len(self.kept)))]
-        return self.kept[model][int(rng.integers(len(self.kept[model])))]
+        graphs = self.kept[sorted(self.kept)[int(rng.integers(len(self.kept)))]]
+        return graphs[int(rng.integers(len(graphs)))] if graphs else None

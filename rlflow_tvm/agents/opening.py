@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _PATIENCE = 10
+_OWN_PATIENCE = 2 * _PATIENCE
 
 
 @dataclass(frozen=True)
@@ -14,9 +15,10 @@ class Opening:
     """How an episode begins, as JSON takes it.
 
     `start`: reset's option of that name, a graph to begin at. `likeliest`: whether the policy takes its likeliest
-    actions by what is known of places, in place of drawing them. `gathers`: whether that is to put together what a
-    training has found out: untried places are expected to save what their rules saved elsewhere, and ten steps without
-    a cheaper graph end the episode. Without it the policy acts as the agent will.
+    actions by what is known of places, in place of drawing them; twenty of them without a cheaper graph end the
+    episode, for what follows says little, and is paid for. `gathers`: whether that is to put together what a training
+    has found out: untried places are expected to save what their rules saved elsewhere, and ten steps are enough.
+    Without it the policy acts as the agent will.
     """
 
     start: Mapping[str, Any] | None = None
@@ -26,8 +28,10 @@ class Opening:
     @property
     def options(self) -> dict[str, Any] | None:
         """Of the reset."""
-        options = {} if self.start is None else {"start": self.start}
-        return {**options, "patience": _PATIENCE} if self.gathers else options or None
+        options: dict[str, Any] = {} if self.start is None else {"start": self.start}
+        if self.likeliest:
+            options["patience"] = _PATIENCE if self.gathers else _OWN_PATIENCE
+        return options or None
 
 
 PLAIN = Opening()

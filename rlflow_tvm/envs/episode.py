@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from copy import copy, deepcopy
@@ -14,8 +15,10 @@ import tvm
 from rlflow_tvm.cost import CostModel, GraphCost, KernelDatabase, default_path
 from rlflow_tvm.envs.problem import RewriteProblem
 from rlflow_tvm.envs.rewards import INVALID_ACTION_REWARD, REWARDS, Reward, Step
-from rlflow_tvm.errors import EnvError, RlflowError
+from rlflow_tvm.errors import CostError, EnvError, RlflowError
 from rlflow_tvm.passes import GraphState, Plan, RewriteAction, RuleSet
+
+log = logging.getLogger("rlflow_tvm")
 
 ActionT = TypeVar("ActionT")
 StepResult = tuple[dict[str, Any], float, bool, bool, dict[str, Any]]
@@ -188,12 +191,19 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         lost: bool = False,
     ) -> tuple[float, dict[str, Any]]:
         """The reward, and what an info tells of it. A graph beyond the limit (`lost`) counts as just the limit, as it
-        does where its kernels are counted."""
+        does where its kernels are counted; so does one that cannot be run as a whole where the first can."""
         told: dict[str, Any] = {}
 
+        def most() -> float:
+            return self.limit * self.problem.end_to_end(self._first)
+
         def after_secs() -> float:
-            secs = told["end_to_end_secs"] = self.problem.end_to_end(state)
-            return min(secs, self.limit * self.problem.end_to_end(self._first)) if lost else secs
+            try:
+                secs = told["end_to_end_secs"] = self.problem.end_to_end(state)
+            except CostError as error:
+                secs = most()
+                log.warning("a graph that cannot be run as a whole counts as the limit: %s", error)
+            return min(secs, most()) if lost else secs
 
         reward = self._reward(
             Step(

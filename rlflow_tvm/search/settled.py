@@ -88,9 +88,14 @@ def _actions(state: GraphState, family: TerminatingFamily) -> Iterator[RewriteAc
 
 
 def _read_by_nothing_else(state: GraphState, match: Match) -> bool:
-    """Whether what a match reads below its roots is read by itself alone."""
+    """Whether what a match reads below its roots is computed at run time, for itself alone; where its roots are all of
+    it, what they read. There must be some."""
     matched, graph = set(match.reads), state.graph
-    inner = matched.difference(match.roots, graph.outputs)
-    return len(inner) + len(match.roots) == len(matched) and all(
-        user.var in matched for var in inner for user in graph.users[var]
+    inner = matched.difference(match.roots)
+    if not inner:
+        read = {var for root in match.roots for var in graph.nodes[graph.position[root]].reads}
+        inner = {var for var in read if var in graph.position and var not in graph.weight_only}
+    elsewhere = {*graph.outputs, *graph.weight_only}
+    return bool(inner) and all(
+        var not in elsewhere and all(user.var in matched for user in graph.users[var]) for var in inner
     )

@@ -52,6 +52,10 @@ def test_a_share_of_the_episodes_begins_there_the_same_ones_each_time():
     )
     share = {plan: sum(each is not None and each["plan"] == plan for each in starts) / 3000 for plan in range(6)}
     assert all(abs(each - 0.05) < 0.015 for each in share.values())
+    archive.add(Episode(summary={"model": "c", "run_secs": 8.0, "plan": "h", "step": 0}))  # of which nothing is found
+    began = [archive.start(0, number) for number in range(3000)]
+    share = [sum(each is not None and each["model"] == model for each in began) / 3000 for model in "abc"]
+    assert share == pytest.approx([0.1, 0.1, 0.0], abs=0.02), "it has as many as the others have, from the beginning"
     never = Archive(3, 0.0)
     never.add(told("a", 1.0, 1))
     assert never.kept == {}

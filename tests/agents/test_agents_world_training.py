@@ -116,7 +116,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(env, straight, tmp_path,
 
 def test_heads_for_sites_that_have_learnt_on_are_gone_on_with(env, tmp_path, monkeypatch):
     """M was done before them: what was best of it holds its heads for sites as they were then."""
-    monkeypatch.setattr(world_training, "_JUDGE_EVERY", 10)
+    monkeypatch.setattr(world_training, "_JUDGE_EVERY", {"vision": 10, "sites": 10})
     train(env, SMALL, 120, 3, tmp_path / "straight")
 
     def interrupt(what: str) -> None:
@@ -142,6 +142,56 @@ def test_what_is_learnt_is_judged_before_patience_is_over(env, tmp_path, patienc
     for part in ("vision", "memories.0", "memories.1", "memories.0.site_head"):
         names = [name for name, _ in training.model.named_parameters() if name.startswith(part)]
         assert any(not torch.equal(learnt[name], untrained[name]) for name in names), part
+
+
+def test_what_a_later_iteration_knows_no_better_stays_as_it_was(env, tmp_path):
+    """By the episodes held out then."""
+    training = prepared(env, tmp_path)
+    training.counts.iteration = 1
+    training._make_learners()
+    before = {name: value.clone() for name, value in training.model.state_dict().items()}
+    for learner in training.learners.values():
+        learner._learning_rate = 5.0  # nothing is learnt so
+    training.learn()
+    assert [learner.best_step for learner in training.learners.values()] == [0] * len(training.learners)
+    for name, value in training.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize(("random", "later"), [(1, 0), (2, 1), (4, 9), (9, 20), (30, 40), (3, 200)])
+def test_at_least_two_episodes_are_held_out_and_no_later_one_changes_sides(tmp_path, random, later):
+    def episodes(number: int) -> list[Episode]:
+        return [Episode(rewards=[0.0] * 10) for _ in range(number)]
+
+    rollouts = Rollouts(tmp_path)
+    rollouts.episodes = episodes(random)
+    held, learnt = rollouts.split(0.1, 10 * random)
+    assert len(held) >= min(2, random // 2)
+    assert len(held) <= max(2, random // 4)
+    rollouts.episodes = [*rollouts.episodes, *episodes(later)]
+    again = rollouts.split(0.1, 10 * random)
+    assert random == 1 or all(each in part for part, was in zip(again, (held, learnt), strict=True) for each in was)
+    assert len(rollouts.episodes) == 1 or sum(map(len, again)) == len(rollouts.episodes)
+
+
+def test_some_settings_of_the_controller_leave_the_others_as_they_are():
+    config = WorldModelConfig.from_dict({"controller": {"n_epochs": 3}})
+    assert config.controller == dataclasses.replace(WorldModelConfig().controller, n_epochs=3)
+    assert WorldModelConfig.from_dict(config.as_dict()) == config
+    with pytest.raises(AgentError, match="threads is 0"):
+        WorldModelConfig.from_dict({"threads": 0})
+
+
+def test_an_agent_that_was_never_told_of_places_acts_without(env, tmp_path):
+    controller = dataclasses.replace(SMALL.controller, informed_share=0.0)
+    result = train(env, dataclasses.replace(SMALL, controller=controller), 60, 0, tmp_path)
+    agent = load_agent(result.checkpoint)
+    observation, _ = env.reset(seed=0)
+    agent.begin()
+    seen = agent.policy.compact(observation)
+    assert (seen.site_known != Places().known(seen.site_places)).any(), "the training knew some"
+    (looked,) = agent.policy._see([seen])
+    np.testing.assert_array_equal(looked.site_known, Places().known(seen.site_places))
 
 
 def test_heads_for_sites_with_nothing_to_learn_stay_as_m_learnt_them(env, tmp_path, monkeypatch):
@@ -236,8 +286,8 @@ def test_episodes_begin_at_graphs_of_the_same_iteration(env, tmp_path, monkeypat
     policy = UniformPolicy(real.sizes)
     real.collect_until(100, 0, policy)
     assert set(began[::JUDGED]) == {Opening(None, likeliest=True)}
-    assert {number % JUDGED for number, each in enumerate(began) if each.likeliest} == {0, JUDGED // 2}
-    assert {number % JUDGED for number, each in enumerate(began) if each.gathers} == {JUDGED // 2}
+    assert {number % JUDGED for number, each in enumerate(began) if each.likeliest} == {0, 1}
+    assert {number % JUDGED for number, each in enumerate(began) if each.gathers} == {1}
     starts = {number: each.start for number, each in enumerate(began) if each.start is not None}
     remembered = {number: start["plan"]["number"] for number, start in starts.items()}
     assert len(remembered) > 2

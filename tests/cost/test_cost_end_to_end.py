@@ -195,20 +195,8 @@ def test_what_a_burst_is_the_first_call_does_not_decide(kind, first, second, bur
     assert asked == bursts
 
 
-def test_measure_module_with_our_pipeline(target):
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            out = builder.emit_output(relax.op.add(x, relax.const(Y)))
-        builder.emit_func_output(out)
-    result = measure_module(builder.get(), target, [X], rounds=1)
-    (got,) = result.outputs
-    np.testing.assert_array_equal(got, X + Y)
-    assert len(result.rounds) == 1
-
-
-def test_a_whole_model_is_timed_while_nobody_measures(target, tmp_path, monkeypatch):
+def addition() -> tvm.IRModule:
+    """main(x) -> x + Y."""
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((2, 3), "float32"))
     with builder.function("main", [x]):
@@ -217,7 +205,17 @@ def test_a_whole_model_is_timed_while_nobody_measures(target, tmp_path, monkeypa
         builder.emit_func_output(out)
     mod = builder.get()
     mod["main"] = mod["main"].with_attr("num_input", 1)
+    return mod
 
+
+def test_measure_module_with_our_pipeline(target):
+    result = measure_module(addition(), target, [X], rounds=1)
+    (got,) = result.outputs
+    np.testing.assert_array_equal(got, X + Y)
+    assert len(result.rounds) == 1
+
+
+def test_a_whole_model_is_timed_while_nobody_measures(target, tmp_path, monkeypatch):
     def free() -> bool:
         with (tmp_path / "k.sqlite.busy").open("w") as lock:
             try:
@@ -229,7 +227,7 @@ def test_a_whole_model_is_timed_while_nobody_measures(target, tmp_path, monkeypa
     timed: list[bool] = []
     monkeypatch.setattr(module, "measure_interleaved", lambda *_args, **_options: timed.append(free()) or FAKE)
     with KernelDatabase(tmp_path / "k.sqlite") as database, CostModel(target, database) as cost_model:
-        assert cost_model.end_to_end(mod) == 2.0
+        assert cost_model.end_to_end(addition()) == 2.0
     assert timed == [False]
     assert free()
 

@@ -19,7 +19,7 @@ from rlflow_tvm.envs.rewards import (
     ShapedReward,
     Step,
 )
-from rlflow_tvm.errors import EnvError
+from rlflow_tvm.errors import CostError, EnvError
 
 
 def cost(run_secs: float, bytes_moved: int = 0, flops: int = 0, kernels: int = 1, peak: int = 0) -> GraphCost:
@@ -113,6 +113,30 @@ def test_environment_measures_end_to_end_and_once_a_graph():
     _, last, terminated, *_ = env.step(stop_action(env))
     assert terminated
     assert (last, cost_model.run) == (0.0, 2)
+
+
+def test_a_graph_that_cannot_be_run_as_a_whole_counts_as_the_limit(monkeypatch, caplog):
+    """Where the first can; where nothing can be, that is told."""
+    env = make_env(conv_chain(), reward=EndToEndReward(every=1))
+    env.reset(seed=0)
+    cost_model, first = env.problem.cost_model, env.problem.end_to_end(env.state)
+
+    def fails(mod):
+        raise CostError("it cannot be linked")
+
+    monkeypatch.setattr(cost_model, "end_to_end", fails)
+    *_, info = told = env.step(rule_action(env, "block_conv"))
+    assert told[1] == pytest.approx(100 * (1 - env.limit))
+    assert "end_to_end_secs" not in info
+    assert "counts as the limit: it cannot be linked" in caplog.text
+    monkeypatch.undo()
+    _, reward, *_ = env.step(rule_action(env, "block_conv"))
+    assert reward == pytest.approx(100 * (env.limit - env.problem.end_to_end(env.state) / first))
+    other = make_env(conv_chain(), reward=EndToEndReward(every=1))
+    other.reset(seed=0)
+    monkeypatch.setattr(other.problem.cost_model, "end_to_end", fails)
+    with pytest.raises(CostError, match="cannot be linked"):
+        other.step(rule_action(other, "block_conv"))
 
 
 def test_fork_goes_on_with_a_reward_of_its_own():

@@ -84,13 +84,36 @@ def test_a_token_that_alone_is_read_is_led_back_to_where_others_are():
     assert Comparison(start, TARGET).check(state) < 1e-5
 
 
-def test_what_the_function_gives_is_not_computed_a_second_time():
-    def body(emit, x, w):
-        y = emit(rx.matmul(x, w))
-        return y, rx.take(y, relax.const([0], "int64"), axis=0)
+def taken_of_a_result(emit, x, w, index):
+    y = emit(rx.matmul(x, w))
+    return y, rx.take(y, index, axis=0)
 
-    start = GraphState.from_module(module({"x": (4, 8)}, {"w": (8, 8)}, body), default_rules(LANES))
-    assert start.sites["take_before_matmul"]
+
+def taken_of_an_input(emit, x, w, index):
+    return rx.matmul(x, w), rx.take(x, index, axis=0)
+
+
+def taken_of_a_table(emit, x, w, index):
+    rows = emit(rx.add(emit(rx.astype(x, "int64")), index))
+    return rx.take(emit(rx.nn.relu(w)), rows, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("body", "index", "rule"),
+    [
+        (taken_of_a_result, [0], "take_before_matmul"),
+        (taken_of_a_result, 0, "take_one_as_row"),
+        (taken_of_an_input, 0, "take_one_as_row"),
+        (taken_of_a_table, 0, "take_before_unary"),
+    ],
+)
+def test_where_nothing_would_be_spared_a_take_stays(body, index, rule):
+    """What the function gives, or is given, is there as a whole; what is made of weights costs nothing."""
+    shapes = {"x": (4, 8)}, {"w": (8, 8)}
+    start = GraphState.from_module(
+        module(*shapes, lambda emit, x, w: body(emit, x, w, relax.const(index, "int64"))), default_rules(LANES)
+    )
+    assert start.sites[rule]
     assert exhausted(start, TERMINATING_FAMILIES["take"]).actions == ()
 
 

@@ -29,13 +29,16 @@ class WorldAgent:
         eyes: what it sees with.
         places: what its training knew of them.
         metadata: what the caller of `train` stored.
+        informed: whether its training told the controller of places.
     """
 
-    def __init__(self, controller: Controller, eyes: Eyes, places: Places, metadata: Mapping[str, Any]) -> None:
+    def __init__(
+        self, controller: Controller, eyes: Eyes, places: Places, metadata: Mapping[str, Any], informed: bool = True
+    ) -> None:
         own = Eyes(eyes.sizes, eyes.vision, eyes.memory)  # it remembers episodes of its own
-        self.policy = SeeingPolicy(controller, own, places.copy())
+        self.policy = SeeingPolicy(controller, own, places.copy(), informed_share=None if informed else 0.0)
         self.sizes, self.metadata = eyes.sizes, dict(metadata)
-        self._trained = controller, eyes, places
+        self._trained, self._informed = (controller, eyes, places), informed
 
     @staticmethod
     def load(path: str | Path, observation_space: spaces.Space[Any] | None = None) -> WorldAgent:
@@ -51,11 +54,12 @@ class WorldAgent:
         load_parameters(model, tensors, "agent.world")
         load_policy_tensors(controller, tensors)
         eyes, places = Eyes(sizes, model.eval().vision, model.memory), places_in(tensors)
-        return WorldAgent(controller.eval(), eyes, places, description["metadata"])
+        informed = config.controller.informed_share > 0.0
+        return WorldAgent(controller.eval(), eyes, places, description["metadata"], informed)
 
     def fresh(self) -> WorldAgent:
         """See `agents.act.Agent.fresh`."""
-        return WorldAgent(*self._trained, self.metadata)
+        return WorldAgent(*self._trained, self.metadata, self._informed)
 
     def begin(self, number: int = 1) -> None:
         """A new episode, or several at once."""

@@ -89,6 +89,7 @@ class WorldModelConfig:
             "memory_steps",
             "patience",
             "memory_patience",
+            "threads",
         )
         for name in (*whole, "memory_batch", "dream_horizon", "dreams", "controller_updates"):
             if getattr(self, name) < 1:
@@ -109,9 +110,9 @@ class WorldModelConfig:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> WorldModelConfig:
-        """The inverse of `as_dict`; AgentError names settings that are unknown."""
+        """The inverse of `as_dict`, defaults for what is missing; AgentError names settings that are unknown."""
         unknown = sorted(set(values) - {each.name for each in dataclasses.fields(WorldModelConfig)})
         if unknown:
             raise AgentError(f"WorldModelConfig has no setting {', '.join(unknown)}; leave it out or update rlflow_tvm")
-        nested = {"controller": PPOConfig.from_dict(values["controller"])} if "controller" in values else {}
-        return WorldModelConfig(**{**values, **nested})
+        controller = PPOConfig.from_dict({**_controller().as_dict(), **values.get("controller", {})})
+        return WorldModelConfig(**{**values, "controller": controller})

@@ -176,7 +176,8 @@ class SeeingPolicy:
         controller: what decides.
         eyes: what it sees with.
         places: what is known of them; it may become more meanwhile.
-        informed_share: of a training's episodes, those in which it looks at what it imagines of places.
+        informed_share: of a training's episodes, those in which it looks at what it imagines of places; 0: in none, nor
+            outside of a training.
     """
 
     def __init__(
@@ -191,9 +192,10 @@ class SeeingPolicy:
         self._outlook: Outlook | None = None
 
     def begin(self, number: int = 1) -> None:
-        """A new episode, or several to be acted in by `draw` alone; the controller is told what is known of places."""
+        """A new episode, or several to be acted in by `draw` alone; the controller is told what is known of places, if
+        it ever was."""
         self._eyes.begin(number)
-        self._outlook = None
+        self._outlook = Outlook(self.places, False) if self.informed_share == 0.0 else None
 
     def begin_episode(self, rng: np.random.Generator, opening: Opening = PLAIN) -> None:
         """See `GraphPolicy.begin_episode`."""

@@ -66,6 +66,11 @@ class Learner(ABC):
         """Whether it has learnt enough."""
         return self.done >= self.steps or self.done - self.best_step >= self.patience
 
+    @property
+    def judged(self) -> bool:
+        """Whether it ever was."""
+        return self.best_loss < math.inf
+
     def judge(self) -> float:
         """The loss on the episodes held out; the part as it is is kept if none was better."""
         loss = self.held_out_loss()
@@ -75,7 +80,7 @@ class Learner(ABC):
 
     def take_best(self) -> None:
         """Be what was best; as it is, where it was never judged."""
-        if self.best_step:
+        if self.judged:
             self.part.load_state_dict(self.best)
 
     def _now(self) -> dict[str, torch.Tensor]:

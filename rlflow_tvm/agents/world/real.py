@@ -122,15 +122,15 @@ class RealEpisodes:
     def collect_until(self, steps: float, before: int, policy: Acting) -> None:
         """Episodes until there are so many steps: of those after the first `before`, one in `JUDGED` takes the
         likeliest actions from the beginning, as the agent will, and judges the policy. The others begin there or at one
-        of the cheapest graphs met until then; one in `JUDGED` puts together what is known, if the controller's settings
-        have such episodes, and of the rest actions are drawn."""
+        of the cheapest graphs met until then; one in `JUDGED`, the second, puts together what is known, if the
+        controller's settings have such episodes, and of the rest actions are drawn."""
         archive = self._archive(len(self.rollouts.episodes))
 
         def opening(number: int) -> Opening:
             turn = (number - before) % JUDGED
             if turn == 0:
                 return Opening(likeliest=True)
-            gathers = turn == JUDGED // 2 and self._config.controller.likeliest_every > 0
+            gathers = turn == 1 and self._config.controller.likeliest_every > 0
             return Opening(archive.start(self._seed, number), likeliest=gathers, gathers=gathers)
 
         while self.steps < steps:

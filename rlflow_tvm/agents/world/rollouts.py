@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 from safetensors import SafetensorError
 
 from rlflow_tvm.agents.messages import pack_episode, unpack_episode
@@ -44,12 +45,13 @@ class Rollouts:
             except (SafetensorError, OSError, ValueError, KeyError) as error:
                 raise AgentError(f"{path}: is no episode ({error}); delete it and those after it, resume") from error
 
-    def split(self, share: float) -> tuple[list[Episode], list[Episode]]:
-        """(`share` of the episodes, at least one where there are two; the others): by their numbers, spread evenly. A
-        single episode is both."""
+    def split(self, share: float, steps: int) -> tuple[list[Episode], list[Episode]]:
+        """(`share` of the episodes; the others): by their numbers, spread evenly. Of those of the first `steps` steps
+        at least two, where there are four; of more that come later none changes sides. A single episode is both."""
         if len(self.episodes) == 1:
             return self.episodes, self.episodes
-        every = min(len(self.episodes), max(2, round(1 / share)))
+        first = int(np.searchsorted(np.cumsum([len(episode) for episode in self.episodes]), steps)) + 1
+        every = max(2, min(round(1 / share), min(first, len(self.episodes)) // 2))
         held = [episode for number, episode in enumerate(self.episodes) if number % every == every - 1]
         return held, [episode for number, episode in enumerate(self.episodes) if number % every != every - 1]
 

@@ -42,7 +42,8 @@ from rlflow_tvm.errors import AgentError
 
 _DREAM = 3
 _PLACES = "agent.places."
-_JUDGE_EVERY = 50
+_JUDGE_EVERY = {"vision": 50, "sites": 50}
+_JUDGE_MEMORY_EVERY = 10  # it is at its best after some hundred steps, and soon no longer
 
 
 @dataclass
@@ -167,11 +168,13 @@ class _Training:
                 continue  # it is its best already; taken again, M's would undo what the heads for sites learnt since
             if not learner.finished:
                 learner.prepare(learnt, held)
+                if self.counts.iteration and not learner.done and not learner.finished:
+                    learner.judge()  # what it has learnt before, which it may not get better than
             while not learner.finished:
                 losses = learner.step()
                 if self._on_work is not None:
                     self._on_work(f"learning {name}: {learner.done} of {learner.steps}")
-                if learner.done % _JUDGE_EVERY and not learner.finished:
+                if learner.done % _JUDGE_EVERY.get(name, _JUDGE_MEMORY_EVERY) and not learner.finished:
                     continue  # at its patience's end it is judged too, and goes on if it is better
                 line: dict[str, float | None] = {f"{name}/{kind}": float(loss) for kind, loss in losses.items()}
                 line[f"held_out/{name}"] = learner.judge()
@@ -210,7 +213,7 @@ class _Training:
     def _seen(self) -> tuple[Experience, Experience]:
         """The episodes held out in this iteration, and the others."""
         if self._experience is None:
-            held, learnt = self.real.rollouts.split(self.config.held_out)
+            held, learnt = self.real.rollouts.split(self.config.held_out, self.random_steps)
             self._experience = Experience(self.model, held), Experience(self.model, learnt)
         return self._experience
 
@@ -288,7 +291,7 @@ class _Training:
             "learnt": {
                 name: {"done": learner.done, "best_step": learner.best_step, "best_loss": learner.best_loss}
                 for name, learner in self.learners.items()
-                if learner.best_step
+                if learner.judged
             },
             "counts": dataclasses.asdict(self.counts),
         }

@@ -46,7 +46,8 @@ CATALOGUE: tuple[RewriteRule, ...] = tuple(rule for rules in FAMILIES.values() f
 class TerminatingFamily:
     """Rules that, applied wherever they apply, come to an end; settling rules stand before opening ones.
 
-    `sole`: only where nothing else reads what a rewrite does away with, as it would have to stay beside its successor.
+    `sole`: only where nothing else reads what a rewrite does away with, as it would have to stay beside its successor
+    (or, of a rewrite of one operation, what that reads).
     """
 
     rules: tuple[str, ...]
