@@ -78,6 +78,7 @@ def main(
     from rlflow_tvm import comparison, comparison_tables
     from rlflow_tvm.comparison_methods import methods
     from rlflow_tvm.cost import CostModel, KernelDatabase, cpu_model, default_path
+    from rlflow_tvm.exporting import check_original
     from rlflow_tvm.frontend import from_onnx, to_onnx
     from rlflow_tvm.kernels import num_cores, vector_lanes
     from rlflow_tvm.search import Budget
@@ -93,6 +94,8 @@ def main(
     mod = from_onnx(file, shapes)
     if comparison.ONNXRUNTIME_EXPORT in names:
         to_onnx(mod)  # what cannot be exported is told now, not after the searches
+    if {comparison.ONNXRUNTIME, comparison.ONNXRUNTIME_EXPORT} & set(names):
+        check_original(mod, file, seed)
     plain = comparison.unsearched(mod, vector_lanes(tvm_target))  # which may fail too
     with KernelDatabase(default_path()) as database, CostModel(tvm_target, database, remote=remote) as cost_model:
         states = {way.label: _found(way, mod, cost_model, plans) for way in ways}

@@ -15,6 +15,8 @@ from tvm import relax
 from rlflow_tvm.errors import UsageError
 
 CALL_IN_PLACE = "relax.call_tir_inplace"
+IN_PLACE = {CALL_IN_PLACE, "relax.call_inplace_packed"}
+"""What writes to its operands, though it may stand in a dataflow block."""
 _SHORT = 1  # constants of one element stay in the body: rules read them, and they cost nothing to hash
 
 
@@ -70,14 +72,22 @@ def check_static(func: relax.Function) -> None:
 
 
 def check_pure(func: relax.Function) -> None:
-    """UsageError where a call of `func` writes to one of its operands."""
+    """UsageError where a call of `func` writes to one of its operands, where a function is made or called within it, or
+    where a type is asserted: of what such bindings read, or promise, rewrites know nothing."""
     for binding in single_block(func):
-        value = binding.value
-        if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name == CALL_IN_PLACE:
+        value, name = binding.value, binding.var.name
+        if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name in IN_PLACE:
             raise UsageError(
-                f"{binding.var.name} is written in place ({CALL_IN_PLACE}), and a rewrite could move what reads the "
-                "tensor behind that: call the function with call_tir while searching"
+                f"{name} is written in place ({value.op.name}), and a rewrite could move what reads the tensor behind "
+                "that: call the function with call_pure_packed or call_tir while searching"
             )
+        if isinstance(value, relax.Function) or (isinstance(value, relax.Call) and isinstance(value.op, relax.Var)):
+            raise UsageError(
+                f"{name} is a function, or the result of one, that is made within main: run "
+                "relax.transform.LambdaLift and InlinePrivateFunctions first"
+            )
+        if isinstance(binding, relax.MatchCast):
+            raise UsageError(f"{name} is asserted to be of type {binding.ty} (match_cast): give its operand that type")
 
 
 def is_static(ty: relax.Type) -> bool:
@@ -132,6 +142,8 @@ class _ConstantLifter(relax.PyExprMutator):
         self._taken = taken
 
     def visit_generic_const_(self, op: tvm.ir.GenericConst) -> relax.Expr:
+        if not isinstance(op.ty, relax.TensorType):  # an element type is one too, as an operand
+            return op
         count = 1
         for extent in op.value.shape:
             count *= extent

@@ -27,7 +27,9 @@ def main(
     model: Annotated[str, typer.Argument(help="An ONNX file, or zoo:NAME for an evaluation model.")],
     search: Annotated[str, typer.Option(help=cli.SEARCH_HELP)] = cli.DEFAULT_SEARCH,
     agent: Annotated[Path | None, typer.Option(help="A trained agent's checkpoint, used in place of --search.")] = None,
-    plan: Annotated[Path | None, typer.Option(help="Write the plan to this JSON file.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Write the plan to this JSON file (else it is kept beside the database).")
+    ] = None,
     onnx: Annotated[Path | None, typer.Option(help="Write the optimised model to this ONNX file.")] = None,
     library: Annotated[
         Path | None, typer.Option(help="Compile the optimised model into this shared library, for TVM's runtime alone.")
@@ -58,7 +60,7 @@ def main(
         default_path,
         ratio_json,
     )
-    from rlflow_tvm.errors import UsageError
+    from rlflow_tvm.errors import CostError, UsageError
     from rlflow_tvm.exporting import check_original, export, save_library
     from rlflow_tvm.frontend import from_onnx, to_onnx
     from rlflow_tvm.replay import compile
@@ -96,13 +98,12 @@ def main(
                 interruptible=True,
                 on_plan=unchecked.append,
             )
-        except KeyboardInterrupt:
-            if plan is not None and unchecked:  # the search had ended
-                unchecked[0].save(plan)
-                log.warning("outputs were not compared: the plan written to %s is unchecked", plan)
+        except (KeyboardInterrupt, CostError):
+            if unchecked and (place := _save(unchecked[0], plan)):  # the search had ended, or an error ended it
+                log.warning("outputs were not compared: the plan written to %s is unchecked", place)
             raise
-        if plan is not None:
-            result.plan.save(plan)  # before the modules are timed: Ctrl-C shall lose nothing
+        # before the modules are timed and written: neither Ctrl-C nor what fails there shall lose it
+        kept = _save(result.plan, plan)
         rewrites, gain = len(result.plan), None
         tuned: list[Tuned] = []
         with (
@@ -110,8 +111,8 @@ def main(
             cli.progress_bar("timing") as timing,
         ):
             result, gain = keep_if_not_slower(result, cost_model, timing)
-        if plan is not None and len(result.plan) < rewrites:
-            result.plan.save(plan)
+        if len(result.plan) < rewrites:
+            _save(result.plan, plan)
         if tune:
             with _goes_on("kernels are as they were, but for those tuned by then"):
                 tuned = _tune(cost_model, result.state, tune, seed)
@@ -156,8 +157,8 @@ def main(
     if any(each.used for each in tuned):
         where = "" if rpc_key is None else f", rpc_key={rpc_key!r}"
         print(f"rlflow_tvm.compile(mod, target, database={str(default_path())!r}{where}) uses the faster schedules")
-    if plan is not None:
-        print(f"plan written to {plan}")
+    if kept is not None:
+        print(f"plan {'kept in' if plan is None else 'written to'} {kept}")
     if onnx is not None:
         error = export(result.state.bound(), onnx, file, seed)
         print(f"model written to {onnx} ({_differ(error)})")
@@ -166,6 +167,24 @@ def main(
         executable = compile(new, tvm_target, default_path(), rpc_key)
         error = save_library(executable, new, library, file if runs_here else None, seed)
         print(f"library written to {library} ({_differ(error) if runs_here else 'not run: not for this processor'})")
+
+
+def _save(plan: Plan, path: Path | None) -> Path | None:
+    """Where a plan is written: there, or where nobody asked for it beside the database, if that can be, as what comes
+    after a search may fail."""
+    from rlflow_tvm.cost import default_path
+    from rlflow_tvm.errors import PlanError
+
+    if path is not None:
+        plan.save(path)
+        return path
+    beside = default_path().with_name(f"last.{plan.start_hash:016x}.plan.json")
+    try:
+        plan.save(beside)
+    except PlanError as error:
+        log.warning("%s", error)
+        return None
+    return beside
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def main(
         raise UsageError(f"--format {format}: there are html and png")
     given = _given(source, plan, model)
     place = out or (given.folder / ("report.html" if format == "html" else "plots"))
-    cli.check_writable(json, place if format == "html" else None, inputs=[given.plan, given.file])
+    cli.check_writable(json, place if format == "html" else None, inputs=given.read)
     if format == "png":
         cli.check_folder(place, "cost.png")
     remote = cli.parse_rpc(rpc, rpc_key)
@@ -73,7 +73,7 @@ def main(
         )
     tvm_target = cli.parse_target(target or given.target)
     from rlflow_tvm.cost import CostModel, KernelDatabase, default_path
-    from rlflow_tvm.frontend import import_models, load_onnx
+    from rlflow_tvm.frontend import import_models, input_names
     from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RuleSet
     from rlflow_tvm.reporting import contents, outline, page, plots, price_along, require_matplotlib
 
@@ -82,7 +82,7 @@ def main(
     rewrites = Plan.load(given.plan)
     as_trained = target in (None, given.target) and rpc_key == given.rpc_key
     training = None if given.run is None else _training(given.run, as_trained)
-    inputs = {info.name for info in load_onnx(given.file)[0].graph.input}  # other models of the training have others
+    inputs = input_names(given.file)  # other models of the training have others
     shapes = {name: shape for name, shape in given.shapes.items() if name in inputs} | cli.parse_shapes(shape or [])
     mod = import_models({given.name: given.file}, shapes)[given.name]
     start = GraphState.from_module(mod, RuleSet(CATALOGUE, rewrites.lanes))
@@ -120,6 +120,14 @@ class _Given:
     target: str
     rpc_key: str | None
     run: RunFolder | None
+
+    @property
+    def read(self) -> list[Path]:
+        """The files that a report is made of."""
+        from rlflow_tvm.run_folder import BEST, CHECKPOINT, PROGRESS
+
+        logs = [] if self.run is None else [self.folder / name for name in (CHECKPOINT, PROGRESS, BEST)]
+        return [self.plan, self.file, *logs]
 
 
 def _given(source: str, plan: Path | None, model: str | None) -> _Given:

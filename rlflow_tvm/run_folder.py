@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlflow_tvm.errors import ReportError, UsageError
-from rlflow_tvm.training_files import log_lines, plan_paths
+from rlflow_tvm.errors import AgentError, ReportError
+from rlflow_tvm.jsonl import read_lines
+from rlflow_tvm.training_files import plan_paths
 
 CHECKPOINT, PROGRESS, BEST = "agent.safetensors", "progress.jsonl", "best.jsonl"
 FORMAT = "rlflow_tvm.agent"  # as agents.checkpoint, which needs torch, has it
@@ -86,6 +87,6 @@ def _description(path: Path) -> dict[str, Any]:
 
 def _lines(path: Path) -> tuple[dict[str, Any], ...]:
     try:
-        return tuple(log_lines(path))
-    except UsageError as error:
+        return tuple(read_lines(path))
+    except AgentError as error:
         raise ReportError(f"{error}, and the report does without") from None

@@ -52,14 +52,20 @@ def optimize(
     """Search for a cheaper graph that computes the same, and check that it does.
 
     With `interruptible`, Ctrl-C ends the search with the best graph so far, and a second one the program. `on_plan` is
-    told of the plan before its outputs are checked: that takes a while too, and may be interrupted.
+    told of the plan before its outputs are checked: that takes a while too, and may be interrupted; and of the best so
+    far where nothing can be measured any more (CostError).
 
     RewriteError if its outputs on random inputs differ from those of `mod`, which says where the plan is kept; errors
     of the rooms below as they are.
     """
     problem = RewriteProblem(mod, cost_model, rules)
     with _stopped_by_ctrl_c(problem) if interruptible else nullcontext():
-        result = search.run(problem, progress)
+        try:
+            result = search.run(problem, progress)
+        except CostError:
+            if problem.best.actions and on_plan is not None:
+                on_plan(problem.best.plan)
+            raise
     if result.state.actions:
         if on_plan is not None:
             on_plan(result.plan)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.frontend import split_shapes
+from rlflow_tvm.jsonl import append_line, keep_lines
 from rlflow_tvm.passes import Plan
 
 if TYPE_CHECKING:
@@ -31,37 +31,6 @@ class ModelOutcome:
     plan_length: int
 
 
-def log_lines(path: Path) -> list[dict[str, Any]]:
-    """A log's lines, none where there is no file; a last one without its end, from a training that was killed, is left
-    out. UsageError, naming file and line, where it cannot be read."""
-    if not path.is_file():
-        return []
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read ({error}): move it away") from None
-    found = []
-    for number, text in enumerate(lines, 1):
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            line = None
-        if not isinstance(line, dict):
-            raise UsageError(f"{path}: line {number} is no JSON object: mend it, or move the file away")
-        found.append(line)
-    return found
-
-
-def _kept(path: Path, goes_on: Callable[[dict[str, Any]], bool] = lambda _: True) -> list[dict[str, Any]]:
-    """The lines of a log that is to be gone on with; others, and half of a line, are taken out of the file."""
-    lines = [line for line in log_lines(path) if goes_on(line)]
-    if path.is_file():
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        temporary.replace(path)
-    return lines
-
-
 class BestPlans:
     """Each model's best plan, kept on disk as soon as it is found, and found again when a training goes on: as a line
     of `best.jsonl`, then as a file, which is made of that line where a kill came between."""
@@ -69,7 +38,7 @@ class BestPlans:
     def __init__(self, out: Path, problems: Mapping[str, RewriteProblem]) -> None:
         self._problems, self._curve = problems, out / "best.jsonl"
         self.paths = plan_paths(out, problems)
-        last = {line["model"]: Plan.of(line["plan"]) for line in _kept(self._curve) if "plan" in line}
+        last = {line["model"]: Plan.of(line["plan"]) for line in keep_lines(self._curve) if "plan" in line}
         self._best = {model: self._known(model, last.get(model)) for model in problems}
 
     def _known(self, model: str, plan: Plan | None) -> tuple[float, int]:
@@ -92,8 +61,7 @@ class BestPlans:
         own_secs = self._priced(model, plan)
         if own_secs < self._best[model][0]:
             line = {"env_steps": env_steps, "model": model, "run_secs": own_secs, "plan": dataclasses.asdict(plan)}
-            with open(self._curve, "a") as curve:
-                curve.write(json.dumps(line) + "\n")
+            append_line(self._curve, line)
             plan.save(self.paths[model])
             self._best[model] = own_secs, len(plan)
 
@@ -132,18 +100,15 @@ class EndToEndLog:
         if self._path.exists():
             # a world model's checkpoint counts no steps: its episodes are kept as they come, and none comes again
             most = counts.get("env_steps", math.inf)
-            kept = _kept(self._path, lambda line: bool(line["env_steps"] <= most))
+            kept = keep_lines(self._path, lambda line: bool(line["env_steps"] <= most))
             self._env_steps = int(counts.get("env_steps", kept[-1]["env_steps"] if kept else 0))
 
     def add(self, model: str, episode: Episode) -> None:
         """Take in the next episode."""
         self._env_steps += len(episode)
-        if not episode.end_to_end:
-            return
-        with open(self._path, "a") as file:
-            for run_secs, whole in episode.end_to_end:
-                line = {"env_steps": self._env_steps, "model": model, "run_secs": run_secs, "end_to_end_secs": whole}
-                file.write(json.dumps({**line, "discrepancy": run_secs / whole - 1.0}) + "\n")
+        for run_secs, whole in episode.end_to_end:
+            line = {"env_steps": self._env_steps, "model": model, "run_secs": run_secs, "end_to_end_secs": whole}
+            append_line(self._path, {**line, "discrepancy": run_secs / whole - 1.0})
 
 
 def model_name(model: str) -> str:

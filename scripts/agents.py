@@ -42,12 +42,13 @@ from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, PredictionPo
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.envs.rewards import REWARDS
 from rlflow_tvm.errors import RlflowError, UsageError
+from rlflow_tvm.jsonl import read_lines
 from rlflow_tvm.passes import GraphState, Plan
 from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
 from rlflow_tvm.search import SEARCHES, Budget, SearchResult, make_search
 from rlflow_tvm.superoptimize import agent_search
 from rlflow_tvm.training import REWARD, train_on_models
-from rlflow_tvm.training_files import log_lines, model_name
+from rlflow_tvm.training_files import model_name
 
 AFTER, FOR = "-after-", "-for-"
 METHODS = [
@@ -167,7 +168,7 @@ def agent_run(run: Run, folder: Path) -> dict[str, Any]:
     )  # fmt: skip
     (trained,) = outcome.models
     found = [{"env_steps": 0, "run_secs": trained.run_secs_before}] if not search else []
-    found += log_lines(folder / "best.jsonl")  # there is none where nothing better than the start was found
+    found += read_lines(folder / "best.jsonl")  # there is none where nothing better than the start was found
     within = [each for each in found if spent + each["env_steps"] <= run.steps]
     curve += [[spent + each["env_steps"], each["run_secs"]] for each in within]
     plan = plan_of(within[-1] if within else {}, starts.get(run.model), Plan.load(trained.plan))
@@ -180,7 +181,7 @@ def agent_run(run: Run, folder: Path) -> dict[str, Any]:
         "wall_secs": wall_secs + outcome.wall_secs,
         **told_of_plan(plan),
         "metrics": metrics_of_plan(run, plan),
-        "log": log_lines(folder / "progress.jsonl"),
+        "log": read_lines(folder / "progress.jsonl"),
         "asked": asked,
     }
 

@@ -71,3 +71,47 @@ def test_module_without_main_is_refused():
     mod = module({"x": (3,)}, {}, lambda emit, x: rx.nn.relu(x))
     with pytest.raises(UsageError, match="no function main"):
         detach(tvm.IRModule({"other": mod["main"].with_attr("global_symbol", "other")}))
+
+
+def written_in_place(builder, x):
+    return builder.emit(rx.call_inplace_packed("f", x, inplace_indices=0, ty_args=x.ty))
+
+
+def made_within(builder, x):
+    y = relax.Var("y", x.ty)
+    body = relax.SeqExpr([], y)
+    return builder.emit(relax.Call(builder.emit(relax.Function([y], body, x.ty)), [x]))
+
+
+def asserted(builder, x):
+    made = builder.emit(rx.call_pure_packed("f", x, ty_args=relax.AnyType()))
+    return builder.match_cast(made, relax.TensorType((2, 3), "float32"))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (written_in_place, r"is written in place \(relax\.call_inplace_packed\)"),
+        (made_within, r"made within main: run relax\.transform\.LambdaLift"),
+        (asserted, r"is asserted to be of type .* \(match_cast\)"),
+    ],
+)
+def test_what_rewrites_know_nothing_of_is_refused(body, message):
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(rx.nn.relu(body(builder, x)))
+        builder.emit_func_output(out)
+    with pytest.raises(UsageError, match=message):
+        GraphState.from_module(builder.get(), default_rules(LANES))
+
+
+def test_an_element_type_is_no_weight():
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(rx.memory.view(x, (2, 3), "int32"))
+        builder.emit_func_output(out)
+    assert detach(builder.get()).weights == {}

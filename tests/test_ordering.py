@@ -55,6 +55,20 @@ def test_a_training_leaves_an_agent_an_order_and_a_log(tmp_path):
         train_on_graphs(graphs, "ppo", steps=10, seed=0, out=tmp_path)
 
 
+def test_an_interrupted_training_leaves_what_it_has_learnt(tmp_path, caplog):
+    def interrupt(done: int, _total: int, _what: str) -> None:
+        if done == 300:
+            raise KeyboardInterrupt
+
+    outcome = train_on_graphs(
+        {"a": wasteful()}, "maskable-ppo", steps=4096, seed=0, out=tmp_path, horizon=6, progress=interrupt
+    )
+    assert outcome.env_steps == 300
+    assert "interrupted: the agent is what it has learnt by now" in caplog.text
+    OrderedPasses.load(tmp_path / "best.order.json")
+    assert count(LearnedOrder(tmp_path / "agent.safetensors")(bound(wasteful()))) <= 6
+
+
 @pytest.mark.parametrize("simplified", [False, True])
 def test_a_module_that_computes_nothing_is_left_as_it_is(simplified, monkeypatch):
     agent = SimpleNamespace(metadata={"passes": list(PASSES), "reward": "saving", "horizon": 4, "operators": ()})

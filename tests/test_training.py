@@ -112,7 +112,7 @@ def test_a_best_plan_survives_a_kill_between_its_line_and_its_file(chain, tmp_pa
     assert again.outcomes() == plans.outcomes()
     assert curve.read_text() == whole
     curve.write_text(f"{whole}3\n")
-    with pytest.raises(UsageError, match=r"best\.jsonl: line 2 is no JSON object: mend it"):
+    with pytest.raises(AgentError, match=r"best\.jsonl: line 2 is no JSON object: mend it"):
         training_files.BestPlans(tmp_path, {"chain": problem})
 
 

@@ -155,6 +155,34 @@ def test_a_plan_is_written_unchecked_where_the_check_is_interrupted(
     assert not model.exists()
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_was_found_before_nothing_can_be_measured_is_written(
+    asked: bool,
+    found: SearchResult,
+    network: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """To where it was asked for, or beside the database."""
+    assert len(found.plan) > 0
+    successor = RewriteProblem.successor
+
+    def gone(problem: RewriteProblem, *arguments: object, **options: object) -> object:
+        if problem.best.actions:
+            raise CostError("no server to measure on")
+        return successor(problem, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RewriteProblem, "successor", gone)
+    plan = tmp_path / "plan.json" if asked else default_path().with_name(f"last.{found.plan.start_hash:016x}.plan.json")
+    plan.unlink(missing_ok=True)
+    with caplog.at_level(logging.WARNING, "rlflow_tvm"), pytest.raises(typer.Exit) as ended:
+        command.main(str(network), search="greedy", budget=BUDGET, plan=plan if asked else None)
+    assert ended.value.exit_code == CostError.exit_code
+    assert f"outputs were not compared: the plan written to {plan} is unchecked" in caplog.text
+    assert len(Plan.load(plan)) > 0
+
+
 def test_the_plan_of_wrong_outputs_is_kept_for_the_report(
     found: SearchResult, cost_model: CostModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

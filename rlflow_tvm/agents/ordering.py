@@ -5,6 +5,7 @@ Their own files are archives of pickles; here a trained policy is kept as tensor
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,8 @@ from torch import Tensor, nn
 
 from rlflow_tvm.agents.checkpoint import load_checkpoint, save_checkpoint
 from rlflow_tvm.errors import AgentError
+
+log = logging.getLogger("rlflow_tvm")
 
 KIND = "pass-ordering"
 _HIDDEN = [64, 64]
@@ -205,7 +208,10 @@ def train_ordering(
     try:
         settings = {**chosen.settings, **({"n_steps": rollout} if "n_steps" in chosen.settings else {})}
         learner = chosen.learner(policy, env, gamma=gamma, seed=seed, policy_kwargs=options, device="cpu", **settings)
-        learner.learn(steps, callback=_Watch(on_step, on_episode))
+        try:
+            learner.learn(steps, callback=_Watch(on_step, on_episode))
+        except KeyboardInterrupt:
+            log.warning("interrupted: the agent is what it has learnt by now; once more gives it up")
     finally:
         torch.set_num_threads(threads)
     description = {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
+import math
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
+
+from rlflow_tvm.jsonl import append_line, keep_lines
 
 FILE_NAME = "progress.jsonl"
 
@@ -25,19 +26,12 @@ class ProgressLog:
 
     def __init__(self, folder: Path, kept_updates: int, env_steps: int) -> None:
         self.path = folder / FILE_NAME
-        if self.path.exists():
-            kept = [line for line in read_progress(self.path) if line["update"] <= kept_updates]
-            temporary = self.path.with_name(self.path.name + ".tmp")
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-            os.replace(temporary, self.path)
-        self._file = self.path.open("a", encoding="utf-8")
+        keep_lines(self.path, lambda line: bool(line.get("update", math.inf) <= kept_updates))
         self._events = SummaryWriter(str(folder), purge_step=env_steps + 1)
 
     def write(self, line: dict[str, Any]) -> None:
         """One update's numbers; on disk when this returns."""
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        append_line(self.path, line)
         for name, value in line.items():
             if value is not None:
                 self._events.add_scalar(name, value, line["env_steps"])
@@ -48,11 +42,4 @@ class ProgressLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
         self._events.close()
-
-
-def read_progress(path: Path) -> list[dict[str, Any]]:
-    """The lines of a `progress.jsonl`; a last line without its newline (a write that was killed) is left out."""
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.split("\n")[:-1]]

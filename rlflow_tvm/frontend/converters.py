@@ -30,10 +30,7 @@ def _mean(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> r
 
 
 def _clip(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
-    if opset < 11:
-        bounds = [attrs.get("min"), attrs.get("max")]
-    else:
-        bounds = [b.value.numpy().item() if isinstance(b, tvm.ir.GenericConst) else b for b in (inputs[1], inputs[2])]
+    bounds = [b.value.numpy().item() if isinstance(b, tvm.ir.GenericConst) else b for b in (inputs[1], inputs[2])]
     return _between(bb, inputs[0], bounds)
 
 
@@ -67,18 +64,13 @@ def _hard_swish(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int
 
 
 def _pad(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
-    if attrs.get("mode", b"constant") != b"constant":
+    mode, rank = attrs.get("mode", b"constant"), len(inputs[0].ty.shape)
+    given = [inputs[1], inputs[2], inputs[3]]
+    if mode not in (b"constant", b"reflect") or not all(g is None or isinstance(g, tvm.ir.GenericConst) for g in given):
         return None
-    rank = len(inputs[0].ty.shape)
-    if opset < 11:
-        pads, value, axes = list(attrs["pads"]), attrs.get("value", 0.0), list(range(rank))
-    else:
-        given = [inputs[1], inputs[2], inputs[3]]
-        if not all(g is None or isinstance(g, tvm.ir.GenericConst) for g in given):
-            return None
-        pads = given[0].value.numpy().tolist()
-        value = 0.0 if given[1] is None else given[1].value.numpy().item()
-        axes = list(range(rank)) if given[2] is None else [int(a) % rank for a in given[2].value.numpy()]
+    pads = given[0].value.numpy().tolist()
+    value = 0.0 if given[1] is None else given[1].value.numpy().item()
+    axes = list(range(rank)) if given[2] is None else [int(a) % rank for a in given[2].value.numpy()]
     if any(p < 0 for p in pads):
         return None
     width = [0] * (2 * rank)  # before and after, axis by axis
@@ -86,6 +78,11 @@ def _pad(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> re
         width[2 * axis : 2 * axis + 2] = [pads[i], pads[i + len(axes)]]
     if not any(width):
         return inputs[0]
+    if mode == b"reflect":
+        shape = [int(extent) for extent in inputs[0].ty.shape.values]
+        if any(max(ends) >= n for n, *ends in zip(shape, width[::2], width[1::2], strict=True)):
+            raise ValueError(f"mode 'reflect' pads {shape} by {pads}: less than an axis is long is supported")
+        return None
     return relax.op.nn.pad(inputs[0], width, pad_value=value)
 
 
@@ -193,7 +190,33 @@ def _gather_nd(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int)
 def _roi_align(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
     if attrs.get("mode", b"avg") == b"max":
         raise ValueError("mode 'max' gives other numbers in TVM than ONNX defines, only 'avg' is supported")
+    half = opset >= 16 and attrs.get("coordinate_transformation_mode", b"half_pixel") == b"half_pixel"
+    scale = attrs.get("spatial_scale", 1.0)
+    if half and scale != 1.0:  # TVM moves the boxes by half a pixel before it scales them, ONNX afterwards
+        moved = relax.op.add(inputs[1], relax.const(0.5 - 0.5 / scale, _dtype(inputs[1])))
+        inputs[1] = bb.normalize(moved)
     return None
+
+
+def _thresholded_relu(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
+    data, dtype = inputs[0], _dtype(inputs[0])
+    above = bb.normalize(relax.op.greater(data, relax.const(attrs.get("alpha", 1.0), dtype)))
+    return relax.op.where(above, data, relax.const(0.0, dtype))
+
+
+def _dynamic_quantize(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
+    """TVM's, whose scale of nothing but zeros is 0, by which it divides; ONNX Runtime's is 1."""
+    data, zero = inputs[0], relax.const(0.0, "float32")
+    most = bb.normalize(relax.op.maximum(zero, bb.normalize(relax.op.max(data))))
+    least = bb.normalize(relax.op.minimum(zero, bb.normalize(relax.op.min(data))))
+    extent = bb.normalize(relax.op.divide(bb.normalize(relax.op.subtract(most, least)), relax.const(255.0, "float32")))
+    any_ = bb.normalize(relax.op.greater(extent, zero))
+    scale = bb.normalize(relax.op.where(any_, extent, relax.const(1.0, "float32")))
+    point = bb.normalize(relax.op.subtract(zero, bb.normalize(relax.op.divide(least, scale))))
+    rounded = bb.normalize(relax.op.round(bb.normalize(relax.op.clip(point, 0, 255))))
+    point = bb.normalize(relax.op.astype(rounded, "uint8"))
+    quantized = bb.normalize(relax.op.quantize(data, scale, point, axis=0, out_dtype="uint8"))
+    return relax.Tuple([quantized, scale, point])
 
 
 def _layer_norm(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
@@ -223,6 +246,7 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     **REDUCTIONS,
     "Clip": _clip,
     "Cosh": _cosh,
+    "DynamicQuantizeLinear": _dynamic_quantize,
     "Gather": _gather,
     "GatherND": _gather_nd,
     "HardSigmoid": _hard_sigmoid,
@@ -239,5 +263,6 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     "RoiAlign": _roi_align,
     "Sinh": _sinh,
     "Sum": functools.partial(_pairwise, relax.op.add),
+    "ThresholdedRelu": _thresholded_relu,
     "Tile": _tile,
 }

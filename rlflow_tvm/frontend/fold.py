@@ -109,7 +109,12 @@ def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
             )
     if node.op_type == "ConstantOfShape":  # the one operator that old files hold by the hundred
         value = attributes(node).get("value")
-        fill = onnx.numpy_helper.to_array(value).reshape(()) if value is not None else np.float32(0)
+        fill = onnx.numpy_helper.to_array(value) if value is not None else np.float32(0)
+        if fill.size != 1:
+            raise FrontendError(
+                f"{graph.label}: node {node.name!r} is to fill a tensor with {fill.size} values: check the model"
+            )
+        fill = fill.reshape(())
         return [np.full(tuple(graph.constants[node.input[0]].reshape(-1).tolist()), fill)]
     names = list(dict.fromkeys(name for name in node.input if name))
     model = helper.make_model(
@@ -123,12 +128,8 @@ def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
         ir_version=graph.model.ir_version,
     )
     try:
-        session = ReferenceEvaluator(model)
+        found = ReferenceEvaluator(model).run(None, {name: graph.constants[name] for name in names})
     except (NotImplementedError, KeyError):  # the reference has no such operator: TVM evaluates it at run time
-        return None
-    try:
-        found = session.run(None, {name: graph.constants[name] for name in names})
-    except NotImplementedError:
         return None
     except (ValueError, TypeError, IndexError, RuntimeError) as error:
         raise FrontendError(

@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -66,14 +66,40 @@ def from_onnx(path_or_model: str | Path | onnx.ModelProto, shapes: Shapes | None
         FrontendError: the file cannot be read, is no valid ONNX model, has dynamic dimensions that `shapes` does not
             fix or a shape that depends on data, or holds an operator that TVM cannot import.
     """
-    try:
-        model, label = load_onnx(path_or_model)
+    with _names_are_text(path_or_model):
+        model, label = _loaded(path_or_model)
         return import_graph(clean(model, label, shapes))
-    except UnicodeDecodeError as error:  # names are decoded where they are first read, which may be anywhere
+
+
+@contextlib.contextmanager
+def _names_are_text(path_or_model: str | Path | onnx.ModelProto) -> Iterator[None]:
+    """FrontendError where they are not: they are decoded where they are first read, which may be anywhere inside."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
         called = "the model" if isinstance(path_or_model, onnx.ModelProto) else path_or_model
         raise FrontendError(
             f"{called}: a name in it is no text ({one_line(error)}): the file is damaged, export or download it again"
         ) from error
+
+
+def input_names(path: str | Path) -> list[str]:
+    """Of an ONNX file's graph; FrontendError as in `from_onnx`."""
+    with _names_are_text(path):
+        return [info.name for info in _loaded(path)[0].graph.input]
+
+
+def _loaded(path_or_model: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
+    """As `load_onnx`; UnicodeDecodeError for a name that protobuf gives as bytes, as it is no text."""
+    model, label = load_onnx(path_or_model)
+    graph = model.graph
+    names = [each.name for each in (*graph.input, *graph.output, *graph.initializer)]
+    for node in graph.node:
+        names += [*node.input, *node.output]
+    for name in names:
+        if isinstance(name, bytes):
+            name.decode()
+    return model, label
 
 
 def split_shapes(model: str) -> tuple[str, dict[str, tuple[int, ...]]]:
@@ -102,8 +128,7 @@ def import_models(paths: Mapping[str, str | Path], shapes: Shapes) -> dict[str, 
 
     FrontendError as in `from_onnx`, and for a name in `shapes` that is no model's input.
     """
-    loaded = {name: load_onnx(path)[0] for name, path in paths.items()}
-    inputs = {name: [i.name for i in model.graph.input] for name, model in loaded.items()}
+    inputs = {name: input_names(path) for name, path in paths.items()}
     unknown = next((name for name in shapes if not any(name in known for known in inputs.values())), None)
     if unknown is not None:
         listed = "; ".join(f"{name} has the inputs {', '.join(known) or 'none'}" for name, known in inputs.items())

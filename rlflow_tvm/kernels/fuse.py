@@ -11,7 +11,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from rlflow_tvm.dataflow import Dataflow, Node, canonical
-from rlflow_tvm.ir import CALL_IN_PLACE, known_shape
+from rlflow_tvm.ir import CALL_IN_PLACE, IN_PLACE, known_shape
 
 from .partition import OPAQUE, partition
 from .split import make_function
@@ -73,7 +73,7 @@ class Fuser:
         nodes = flow.nodes
         calls = [self._calls.get(node) or self._call(node, prim_funcs) for node in nodes]
         kinds = [call.kind for call in calls]
-        if any(node.op == CALL_IN_PLACE for node in nodes):  # fusion could move a read behind the call that writes
+        if any(node.op in IN_PLACE for node in nodes):  # fusion could move a read behind the call that writes
             kinds = [OPAQUE] * len(kinds)
         steps: list[FusedCall | Node] = []
         uses, escaping = _uses(flow)

@@ -67,11 +67,13 @@ def _equal(a: Node, b: Node) -> bool:
 
 
 def _constant(value: float, dtype: str) -> relax.Expr:
-    """OverflowError for a number that floats of the element type do not hold: another would be infinite, or zero."""
+    """OverflowError for a number that the element type does not hold: another would be infinite, zero or cut off."""
     with np.errstate(over="ignore", under="ignore"):
         constant = relax.const(value, dtype)
     held = constant.value.numpy()
     if held.dtype.kind not in "iub" and (not isfinite(float(held)) or (float(held) != 0) != (value != 0)):
+        raise OverflowError(f"{value} is no {dtype}")
+    if held.dtype.kind in "iub" and float(held) != value:
         raise OverflowError(f"{value} is no {dtype}")
     return constant
 

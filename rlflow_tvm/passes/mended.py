@@ -52,7 +52,7 @@ def _stand_ins(func: relax.Function, weights: Sequence[relax.Var]) -> dict[relax
         return len(taken) > known
 
     def visit(expr: relax.Expr) -> None:
-        if isinstance(expr, tvm.ir.GenericConst):
+        if isinstance(expr, tvm.ir.GenericConst) and isinstance(expr.ty, relax.TensorType):
             is_new(expr.value.numpy())
 
     relax.analysis.post_order_visit(func, visit)

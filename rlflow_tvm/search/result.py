@@ -75,7 +75,8 @@ class Incumbent:
                 self._unpriced.add(state.structural_hash)
         better = run_secs < self.run_secs
         if better:
-            self.state, self.run_secs = state, run_secs
+            self.state = self.problem.best = state
+            self.run_secs = run_secs
             self._curve.append((self.spent, run_secs))
         return better
 

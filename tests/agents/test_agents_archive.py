@@ -13,10 +13,10 @@ from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import ObservationSizes
 from rlflow_tvm.agents.opening import Opening
 from rlflow_tvm.agents.policy import UniformPolicy
-from rlflow_tvm.agents.progress import read_progress
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.training import train
 from rlflow_tvm.errors import AgentError
+from rlflow_tvm.jsonl import read_lines
 
 CONFIG = PPOConfig(hidden=8, rounds=1, steps_per_update=40, minibatch_size=32, n_epochs=1)
 
@@ -78,7 +78,7 @@ def test_training_begins_episodes_at_the_cheapest_graphs_and_tells_returns_of_th
     assert not seen[0].remembered
     remembered = [episode for episode in seen if episode.remembered]
     assert len(remembered) > len(seen) / 2
-    before = read_progress(tmp_path / "progress.jsonl")[-2]["episodes"]  # all of an update's begin at the same ones
+    before = read_lines(tmp_path / "progress.jsonl")[-2]["episodes"]  # all of an update's begin at the same ones
     best = min(each.summary["run_secs"] for each in seen[:before])
     assert any(each.run_secs[0] == pytest.approx(best) for each in seen[before:] if each.remembered)
     assert result.best_return == max(each.total_reward for each in seen if not each.remembered)

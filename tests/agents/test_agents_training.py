@@ -20,9 +20,9 @@ from rlflow_tvm.agents.act import Agent
 from rlflow_tvm.agents.collect import collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import ObservationSizes
-from rlflow_tvm.agents.progress import read_progress
 from rlflow_tvm.agents.training import train
 from rlflow_tvm.errors import AgentError
+from rlflow_tvm.jsonl import read_lines
 
 CONFIG = PPOConfig(hidden=16, rounds=1, steps_per_update=40, minibatch_size=16, n_epochs=2)
 REPOSITORY = Path(__file__).parents[2]
@@ -191,12 +191,12 @@ def test_callbacks_see_every_step_and_every_episode_at_its_end(toy, env, tmp_pat
 
 
 def test_the_log_and_tensorboard_tell_the_same(env, straight, tmp_path):
-    lines = read_progress(straight / "progress.jsonl")
+    lines = read_lines(straight / "progress.jsonl")
     wanted = {"update", "env_steps", "episodes", "mean_return", "best_return", "best_run_secs", "policy_loss"}
     assert wanted | {"value_loss", "entropy", "approx_kl", "wall_secs"} <= lines[0].keys()
     assert lines[0]["env_steps"] >= CONFIG.steps_per_update
     train(env, CONFIG, 300, seed=3, out_dir=straight, resume=True)
-    lines = read_progress(straight / "progress.jsonl")
+    lines = read_lines(straight / "progress.jsonl")
     events = EventAccumulator(str(straight))
     events.Reload()
     scalars = events.Scalars("mean_return")

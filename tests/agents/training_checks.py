@@ -18,9 +18,9 @@ from rlflow_tvm.agents.designs import DESIGNS
 from rlflow_tvm.agents.observation import ObservationSizes
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.ppo import PPO
-from rlflow_tvm.agents.progress import read_progress
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.world.config import WorldModelConfig
+from rlflow_tvm.jsonl import read_lines
 
 SMALL = WorldModelConfig(
     latent=8, hidden=8, rounds=1, memory=16, gaussians=2, vision_steps=30, vision_batch=16, memory_steps=30,
@@ -56,7 +56,7 @@ def most_of(seeds: int, holds: Callable[[int], bool]) -> bool:
 
 def curve(folder):
     """The log without its clock."""
-    return [{k: v for k, v in line.items() if k != "wall_secs"} for line in read_progress(folder / "progress.jsonl")]
+    return [{k: v for k, v in line.items() if k != "wall_secs"} for line in read_lines(folder / "progress.jsonl")]
 
 
 def state(folder):

@@ -23,7 +23,7 @@ from rlflow_tvm.comparison_figures import Comparison, Gains, Row
 from rlflow_tvm.comparison_methods import methods
 from rlflow_tvm.cost import Candidate, EndToEnd, Ratio
 from rlflow_tvm.cost.ratio import median_interval
-from rlflow_tvm.errors import CostError, RewriteError, UsageError
+from rlflow_tvm.errors import CostError, FrontendError, RewriteError, UsageError
 from rlflow_tvm.frontend import zoo
 from rlflow_tvm.kernels import Choices, default_target, vector_lanes
 from rlflow_tvm.kernels.tuned import marked
@@ -123,6 +123,17 @@ def test_what_tvms_passes_make_of_the_model_is_made_before_the_searches(tmp_path
     with pytest.raises(typer.Exit):
         compare.main(str(_saved(tmp_path / "relu.onnx")))
     assert "error: TVM's passes fail" in capsys.readouterr().err
+
+
+def test_what_onnxruntime_cannot_run_is_told_before_the_searches(tmp_path, monkeypatch, capsys) -> None:
+    def refused(_mod: object, file: Path, _seed: int) -> None:
+        raise FrontendError(f"{file}: ONNX Runtime cannot run it")
+
+    monkeypatch.setattr("rlflow_tvm.exporting.check_original", refused)
+    monkeypatch.setattr(comparison_methods.Method, "find", lambda *_: pytest.fail("it searched"))
+    with pytest.raises(typer.Exit):
+        compare.main(str(_saved(tmp_path / "relu.onnx")))
+    assert "ONNX Runtime cannot run it" in capsys.readouterr().err
 
 
 def test_a_slow_candidate_is_waited_for(tmp_path, monkeypatch) -> None:

@@ -312,6 +312,16 @@ def test_a_name_that_is_no_text(make_model, tmp_path: Path) -> None:
     model = make_model([node("Relu", ["x"], ["y"])], {"x": (2, 3)}, ["y"])
     (tmp_path / "bad.onnx").write_bytes(model.SerializeToString().replace(b"Relu", b"\xffelu"))
     assert "bad.onnx: a name in it is no text" in _message(lambda: from_onnx(tmp_path / "bad.onnx"))
+    model = make_model([node("Relu", ["input"], ["y"])], {"input": (2, 3)}, ["y"])
+    (tmp_path / "bad.onnx").write_bytes(model.SerializeToString().replace(b"input", b"\xffnput"))
+    assert "bad.onnx: a name in it is no text" in _message(lambda: import_models({"a": tmp_path / "bad.onnx"}, {}))
+
+
+def test_a_tensor_filled_with_two_values(make_model) -> None:
+    two = onnx.numpy_helper.from_array(np.array([1, 2], np.float32))
+    nodes = [node("ConstantOfShape", ["s"], ["c"], name="it", value=two), node("Add", ["x", "c"], ["y"])]
+    model = make_model(nodes, {"x": (2, 3)}, ["y"], {"s": np.array([2, 3])})
+    assert "'it' is to fill a tensor with 2 values" in _message(lambda: from_onnx(model))
 
 
 def test_an_input_that_is_missing(make_model) -> None:

@@ -48,6 +48,7 @@ def test_slopes_of_old_operator_sets_are_by_channel(make_model, run) -> None:
 
 
 _PADS = np.array([0, 0, 1, 2] * 2)
+_BOXES = np.array([[0, 0, 7, 5], [1.5, 2, 6, 8], [2, 1, 9, 9.5]], np.float32)
 _EQUATION = "bcij,cj->bi"
 _OPERATORS = {
     "resize-sizes": ([node("Resize", ["x", "", "", "n"], ["y"], mode="linear")], {"n": np.array([2, 3, 7, 3])}),
@@ -84,6 +85,51 @@ _OPERATORS = {
     "tile": ([node("Tile", ["x", "r"], ["y"])], {"r": np.array([1, 2, 1, 3])}),
     "einsum": ([node("Einsum", ["x", "w"], ["y"], equation=_EQUATION)], {"w": _array(3, 5)}),
     "pad-reflect": ([node("Pad", ["x", "p"], ["y"], mode="reflect")], {"p": _PADS}),
+    "roi-align": (
+        [node("RoiAlign", ["x", "r", "i"], ["y"], output_height=3, output_width=2, spatial_scale=0.5)],
+        {"r": _BOXES, "i": np.array([0, 1, 1])},
+    ),
+    "roi-align-whole-pixels": (
+        [
+            node(
+                "RoiAlign",
+                ["x", "r", "i"],
+                ["y"],
+                output_height=3,
+                output_width=2,
+                spatial_scale=0.5,
+                coordinate_transformation_mode="output_half_pixel",
+            ),
+        ],
+        {"r": _BOXES, "i": np.array([0, 1, 1])},
+    ),
+    "thresholded-relu": ([node("ThresholdedRelu", ["x"], ["y"], alpha=0.5)], {}),
+    "thresholded-relu-of-infinity": (
+        [
+            node("Mul", ["x", "z"], ["u"]),
+            node("Log", ["u"], ["v"]),
+            node("ThresholdedRelu", ["v"], ["w"]),
+            node("Add", ["w", "x"], ["y"]),
+        ],
+        {"z": np.float32(0)},
+    ),
+    "dynamic-quantize": (
+        [
+            node("DynamicQuantizeLinear", ["x"], ["q", "s", "p"]),
+            node("DequantizeLinear", ["q", "s", "p"], ["y"]),
+        ],
+        {},
+    ),
+    "dynamic-quantize-of-zeros": (
+        [
+            node("Mul", ["x", "z"], ["u"]),
+            node("DynamicQuantizeLinear", ["u"], ["q", "s", "p"]),
+            node("DequantizeLinear", ["q", "s", "p"], ["v"]),
+            node("Add", ["v", "s"], ["w"]),
+            node("Add", ["w", "x"], ["y"]),
+        ],
+        {"z": np.float32(0)},
+    ),
     "pad-edge": ([node("Pad", ["x", "p"], ["y"], mode="edge")], {"p": _PADS}),
     "pad-negative": ([node("Pad", ["x", "p"], ["y"])], {"p": -_PADS}),
     "cumsum-reverse": ([node("CumSum", ["x", "a"], ["y"], reverse=1)], {"a": np.array(2)}),
@@ -213,6 +259,9 @@ _REFUSED = {
     "its bias of shape [2] cannot be broadcast to the normalised [3, 4, 5]": node(
         "LayerNormalization", ["x", "three", "two"], ["y"], name="it", axis=1
     ),
+    "mode 'reflect' pads [2, 3, 4, 5] by [0, 0, 4, 0, 0, 0, 0, 0]": node(
+        "Pad", ["x", "far"], ["y"], name="it", mode="reflect"
+    ),
 }
 
 
@@ -223,6 +272,7 @@ def test_what_is_refused(message: str, make_model) -> None:
         "channels": np.array([1, 2, 2, 2], np.float32),
         "three": _array(3, 4, 5),
         "two": _array(2),
+        "far": np.array([0, 0, 4, 0, 0, 0, 0, 0]),
     }
     model = make_model([_REFUSED[message]], {"x": _SHAPE}, ["y"], weights, 19)
     with pytest.raises(FrontendError, match=r"'it'|'y'") as caught:

@@ -8,13 +8,11 @@ _SCALAR = "rank({}) == 0"
 _ONE_ROW = "rank({}) == 2"
 
 
-def _split_rules(name: str, before: str, after: str, when: tuple[str, ...], operand: str = "") -> RewriteRule:
+def _split_rules(name: str, before: str, after: str, when: tuple[str, ...]) -> RewriteRule:
     """`before` of each part of a tensor split in two, done once `after` on the whole."""
     part = "split(x, at=p, axis=k)[{}]"
     left = ", ".join(before.format(part.format(item)) for item in range(2))
-    return RewriteRule(
-        name, "attention", f"{left} => s[0], s[1] where s = {after}", when=("len(p) == 1", *when), symmetric=False
-    )
+    return RewriteRule(name, "attention", f"{left} => s[0], s[1] where s = {after}", when=("len(p) == 1", *when))
 
 
 RULES = (

@@ -9,7 +9,6 @@ _POINT = "shape({})[2:] == [1, 1]"
 _CHANNELS = "shape({}) == [1, dim(x, 1), 1, 1]"
 _ONE_TYPE = 'k["out_dtype"] in [None, dtype(x)]'
 _GROUPED = f"concat(conv2d(s[0], t[0], groups=1, {_NCHW}, **k), conv2d(s[1], t[1], groups=1, {_NCHW}, **k), axis=1)"
-_POOL = "**k"
 _PLAIN_POOL = ('k["layout"] == "NCHW"', 'k["out_layout"] == "NCHW"')
 _UNPADDED = 'not k["count_include_pad"] or (k["padding"] == [0, 0, 0, 0] and not k["ceil_mode"])'
 

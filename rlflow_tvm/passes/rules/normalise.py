@@ -67,7 +67,7 @@ RULES = (
     ),
     RewriteRule(
         "softmax_from_exp", "normalise",
-        "divide(exp(x), sum(exp(x), axis=a, keepdims=True)) => softmax(x, axis=k) where k = normal(a, rank(x))[0]",
+        "divide(exp(x), sum(exp(x), axis=a, keepdims=True)) => softmax(x, axis=normal(a, rank(x))[0])",
         when=("is_float(x)", "len(normal(a, rank(x))) == 1"),
     ),
     RewriteRule(
