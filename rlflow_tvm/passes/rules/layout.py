@@ -87,7 +87,6 @@ RULES = (
         "conv_writes_plain", "layout",
         'unpack(conv2d(x, w, kernel_layout="OIHW", out_layout=l, **k), block=b) => '
         'conv2d(x, w, kernel_layout="OIHW", out_layout="NCHW", **k)',
-        when=("l == nchwc(b)",),
     ),
     RewriteRule(
         "cancel_pack_of_unpack", "layout",
