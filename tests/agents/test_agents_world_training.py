@@ -18,9 +18,8 @@ from rlflow_tvm.agents.policy import UniformPolicy
 from rlflow_tvm.agents.pool import Workers
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.world import real as real_episodes
-from rlflow_tvm.agents.world import training as world_training
 from rlflow_tvm.agents.world.config import WorldModelConfig
-from rlflow_tvm.agents.world.learning import SitesLearner
+from rlflow_tvm.agents.world.learning import Learner, SitesLearner
 from rlflow_tvm.agents.world.real import JUDGED, RealEpisodes
 from rlflow_tvm.agents.world.rollouts import Rollouts
 from rlflow_tvm.agents.world.training import _Training, train
@@ -116,7 +115,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(env, straight, tmp_path,
 
 def test_heads_for_sites_that_have_learnt_on_are_gone_on_with(env, tmp_path, monkeypatch):
     """M was done before them: what was best of it holds its heads for sites as they were then."""
-    monkeypatch.setattr(world_training, "_JUDGE_EVERY", {"vision": 10, "sites": 10})
+    monkeypatch.setattr(Learner, "judge_every", 10)
     train(env, SMALL, 120, 3, tmp_path / "straight")
 
     def interrupt(what: str) -> None:

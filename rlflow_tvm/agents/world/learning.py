@@ -40,7 +40,12 @@ class Learner(ABC):
         patience: gradient steps without a better part, after which it has learnt enough.
         learning_rate: at first; it falls with the square of the steps that are left.
         seed: of the samples.
+
+    Attributes:
+        judge_every: gradient steps from one judgement to the next.
     """
+
+    judge_every = 50
 
     def __init__(self, part: nn.Module, steps: int, patience: int, learning_rate: float, seed: tuple[int, ...]) -> None:
         self.part, self.steps, self.patience = part, steps, patience
@@ -152,6 +157,8 @@ class _Graphs:
 
 class MemoryLearner(Learner):
     """One M's; V is not learnt meanwhile."""
+
+    judge_every = 10  # it is at its best after some hundred steps, and soon no longer
 
     def __init__(
         self, model: WorldModel, config: WorldModelConfig, seed: int, iteration: int = 0, member: int = 0

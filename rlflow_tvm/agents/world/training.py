@@ -42,8 +42,6 @@ from rlflow_tvm.errors import AgentError
 
 _DREAM = 3
 _PLACES = "agent.places."
-_JUDGE_EVERY = {"vision": 50, "sites": 50}
-_JUDGE_MEMORY_EVERY = 10  # it is at its best after some hundred steps, and soon no longer
 
 
 @dataclass
@@ -174,7 +172,7 @@ class _Training:
                 losses = learner.step()
                 if self._on_work is not None:
                     self._on_work(f"learning {name}: {learner.done} of {learner.steps}")
-                if learner.done % _JUDGE_EVERY.get(name, _JUDGE_MEMORY_EVERY) and not learner.finished:
+                if learner.done % learner.judge_every and not learner.finished:
                     continue  # at its patience's end it is judged too, and goes on if it is better
                 line: dict[str, float | None] = {f"{name}/{kind}": float(loss) for kind, loss in losses.items()}
                 line[f"held_out/{name}"] = learner.judge()
