@@ -57,7 +57,7 @@ class WorldModelConfig:
     members: int = 3
     learning_rate: float = 1e-3
     vision_steps: int = 1000
-    vision_batch: int = 64
+    vision_batch: int = 16
     memory_steps: int = 2000
     memory_batch: int = 16
     patience: int = 300
