@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from rlflow_tvm.cost import timer
 from rlflow_tvm.frontend.net import Net
 
 
@@ -24,6 +25,14 @@ def package_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RLFLOW_TVM_HOME", str(home))
         yield home
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_pause() -> Iterator[None]:
+    """Beside other tests no moment is calm: nobody waits for one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timer, "_PAUSE_SECS", 0.0)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -16,11 +16,12 @@ from rlflow_tvm.cost import CostModel, KernelDatabase, RpcDevices, default_path
 from rlflow_tvm.errors import CostError, PlanError, UsageError
 from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, zoo
 from rlflow_tvm.kernels import as_target
-from rlflow_tvm.search import make_search
+from rlflow_tvm.search import Budget, make_search
 from rlflow_tvm.superoptimize import optimize
 from rlflow_tvm.verify import range_error, run_module
 
 TARGET = as_target("llvm")
+BUDGET = "40"
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def mod(network):
 @pytest.fixture(scope="module")
 def found(mod):
     with KernelDatabase(default_path()) as database, CostModel(TARGET, database) as cost_model:
-        return optimize(mod, make_search("family"), cost_model)
+        return optimize(mod, make_search("family", budget=Budget.parse(BUDGET)), cost_model)
 
 
 def outputs(executable, inputs) -> list[np.ndarray]:
@@ -42,7 +43,9 @@ def outputs(executable, inputs) -> list[np.ndarray]:
 def test_superoptimize_is_a_pass_that_keeps_the_outputs(mod, found, network):
     # `found` has measured the kernels; the pass finds them in the database
     told = []
-    superoptimize = rl.Superoptimize(TARGET, search="family", progress=lambda *how_far: told.append(how_far))
+    superoptimize = rl.Superoptimize(
+        TARGET, search="family", budget=BUDGET, progress=lambda *how_far: told.append(how_far)
+    )
     assert isinstance(superoptimize, tvm.transform.Pass)
     assert superoptimize.result is None
     optimized = tvm.transform.Sequential([superoptimize])(mod)
