@@ -1,40 +1,53 @@
-"""Greatest and least elements along axes, for any target, with infinity where all elements are infinite.
+"""Greatest and least elements along axes, for any target: infinity where all elements are infinite, NaN where one is.
 
-TVM starts its maxima at the least finite number, so that of -inf alone it answers -3.4e38. Its schedules know no
-reduction that starts at -inf (`rfactor` asks for the identity it knows), so a second one beside it looks whether there
-is any other element.
+TVM starts its maxima at the least finite number, so that of -inf alone it answers -3.4e38, and a NaN counts or does not
+by what comes after it. Its schedules know no reduction that starts at -inf (`rfactor` asks for the identity it knows),
+so a second one beside it looks whether there is any other element, or a NaN.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
+from math import inf, nan
 
 from tvm import relax, te, tirx, topi
 
 LegalizeFunc = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+_INFINITE, _FINITE, _NAN = 0.0, 1.0, 2.0
+"""What an element is, the greatest of which says what the extremum is; "finite" is short for "not that infinity"."""
 
 
 def _extremum(name: str, reduce: Callable[..., te.Tensor], empty: float) -> LegalizeFunc:
     """Legalise a `relax.max` or `relax.min`, whose result over nothing is `empty`."""
 
+    def kinds(data: te.Tensor) -> te.Tensor:
+        infinite, finite, not_a_number = (tirx.const(kind, data.dtype) for kind in (_INFINITE, _FINITE, _NAN))
+
+        def kind(*i: tirx.Expr) -> tirx.Expr:
+            value, start, least = data(*i), *(tirx.const(each, data.dtype) for each in (empty, -inf))
+            # not `isnan`: the schedule rules take a call for work not to be repeated
+            other = tirx.Select(tirx.GE(value, least), finite, not_a_number)
+            return tirx.Select(tirx.EQ(value, start), infinite, other)
+
+        return te.compute(data.shape, kind, name="kind")
+
     def compute(data: te.Tensor, axis: list | None, keepdims: bool) -> te.Tensor:
-        found = reduce(data, axis, keepdims)
-        if not str(data.dtype).startswith(("float", "bfloat")):
-            return found
-        start = tirx.const(empty, data.dtype)
-        zero, one = (tirx.const(value, data.dtype) for value in (0.0, 1.0))
-        other = te.compute(
-            data.shape, lambda *i: tirx.Select(tirx.Not(tirx.EQ(data(*i), start)), one, zero), name="other"
-        )
-        others = topi.max(other, axis, keepdims)
-        return te.compute(
-            found.shape, lambda *i: tirx.Select(tirx.GT(others(*i), zero), found(*i), start), name=f"T_{name}"
-        )
+        found, kind = reduce(data, axis, keepdims), topi.max(kinds(data), axis, keepdims)
+        start, none = (tirx.const(value, found.dtype) for value in (empty, nan))
+        infinite, finite = (tirx.const(value, found.dtype) for value in (_INFINITE, _FINITE))
+
+        def value(*i: tirx.Expr) -> tirx.Expr:
+            number = tirx.Select(tirx.GT(kind(*i), infinite), found(*i), start)
+            return tirx.Select(tirx.GT(kind(*i), finite), none, number)
+
+        return te.compute(found.shape, value, name=f"T_{name}")
 
     def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        (data,), keepdims = call.args, bool(call.attrs.keepdims)
         axis = None if call.attrs.axis is None else [int(a) for a in call.attrs.axis]
-        return builder.call_te(compute, call.args[0], axis, bool(call.attrs.keepdims), primfunc_name_hint=name)
+        if not str(data.ty.dtype).startswith(("float", "bfloat")):
+            return builder.call_te(reduce, data, axis, keepdims, primfunc_name_hint=name)
+        return builder.call_te(compute, data, axis, keepdims, primfunc_name_hint=name)
 
     return legalize
 

@@ -15,7 +15,8 @@ _WIDE = "float32"
 PRODUCTS = frozenset(
     {
         "relax.matmul", "relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d", "relax.nn.conv1d_transpose",
-        "relax.nn.conv2d_transpose", "relax.nn.conv3d_transpose",
+        "relax.nn.conv2d_transpose", "relax.nn.conv3d_transpose", "relax.einsum", "relax.nn.attention",
+        "relax.nn.attention_bias",
     }
 )  # fmt: skip
 SUMS = frozenset(
@@ -39,7 +40,7 @@ def is_half_sum(call: relax.Call, target: Target) -> bool:
 
 def sum_in_float32(builder: relax.BlockBuilder, call: relax.Call) -> relax.Call:
     """Emit the casts of the operands of `call`, a half sum, and give the call of those."""
-    args = [builder.emit(relax.op.astype(arg, _WIDE)) if _is_half(arg) else arg for arg in call.args]
+    args = [_widened(builder, arg) for arg in call.args]
     attrs = call.attrs
     if getattr(attrs, "out_dtype", None) is not None or getattr(attrs, "dtype", None) is not None:
         info = type(attrs).__tvm_ffi_type_info__
@@ -47,6 +48,12 @@ def sum_in_float32(builder: relax.BlockBuilder, call: relax.Call) -> relax.Call:
         fields.update({name: None for name in ("out_dtype", "dtype") if name in fields})
         attrs = tvm.ir.make_node(info.type_key, **fields)
     return builder.normalize(relax.Call(call.op, args, attrs, call.ty_args))
+
+
+def _widened(builder: relax.BlockBuilder, arg: relax.Expr) -> relax.Expr:
+    if isinstance(arg, relax.Tuple):  # einsum's operands
+        return relax.Tuple([_widened(builder, field) for field in arg.fields])
+    return builder.emit(relax.op.astype(arg, _WIDE)) if _is_half(arg) else arg
 
 
 def _is_half(arg: relax.Expr) -> bool:

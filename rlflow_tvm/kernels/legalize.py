@@ -158,11 +158,12 @@ class Legalizer:
                     output = builder.emit_output(alone)
             builder.emit_func_output(output)
         module = builder.finalize()
+        legalize = self._pass_for(alone, weight)
         try:
             if not _is_training(call):
                 module = relax.transform.DecomposeOpsForInference()(module)
             with self._target:
-                module = self._pass_for(alone, weight)(module)
+                module = legalize(module)
         except RlflowError:
             raise
         except Exception as error:
@@ -184,7 +185,16 @@ class Legalizer:
                 callee = names[value.args[0].name_hint]
                 value = relax.Call(value.op, [callee, *value.args[1:]], value.attrs, value.ty_args)
             bindings.append(relax.VarBinding(binding.var, value))
+        made = bindings[-1].var
+        if isinstance(call.ty, relax.TensorType) and made.ty.dtype != call.ty.dtype:  # TVM's mean of int32 gives int64
+            bindings.append(relax.VarBinding(relax.DataflowVar("gv", call.ty), self._cast(made, call.ty)))
         return Template(tuple(main.params), tuple(bindings))
+
+    def _cast(self, var: relax.Var, ty: relax.TensorType) -> relax.Call:
+        """The call of a kernel that gives `var` in the element type of `ty`."""
+        call = relax.BlockBuilder().normalize(relax.op.astype(var, ty.dtype))
+        (cast,) = self._make_template(call, [var], weight=False).bindings
+        return relax.Call(cast.value.op, [cast.value.args[0], relax.Tuple([var])], cast.value.attrs, [ty])
 
     def _pass_for(self, call: relax.Call, weight: bool) -> tvm.transform.Pass:
         """The legalisation with the implementation that is chosen for `call`."""

@@ -22,6 +22,18 @@ def leaf_blocks(sch: s_tir.Schedule) -> list[SBlockRV]:
     return blocks
 
 
+def is_nothing(extent: tvm.ir.Expr) -> bool:
+    """Whether it is the number 0."""
+    return isinstance(extent, tirx.IntImm) and int(extent) == 0
+
+
+def has_empty_loop(func: tirx.PrimFunc) -> bool:
+    """Whether a loop of `func` has no turns."""
+    found: list[bool] = []
+    tvm_ffi.structural_walk(func.body, (tirx.For, lambda loop: found.append(is_nothing(loop.extent))))
+    return any(found)
+
+
 def is_plain_buffer(ty: tvm.ir.Type) -> bool:
     """Whether it is the type of a buffer such as Relax makes of a tensor; `FuseTIR` joins no other ones.
 

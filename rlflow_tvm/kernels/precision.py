@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes  # comes with onnx; registers bfloat16 with numpy
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from rlflow_tvm.dataflow import variables_of
@@ -64,7 +65,10 @@ class _Caster:
         if not isinstance(value, relax.Call):
             return self._builder.emit(self._argument(value, _WIDE_DTYPE if exact else self._dtype))
         wide = exact or value.op.name in _WIDE or _is_integer_cast(value)
-        args = [self._argument(arg, _WIDE_DTYPE if wide else self._dtype) for arg in value.args]
+        if value.op.name.startswith("relax.call_"):  # a kernel that the module brings along takes what it was made for
+            args = [self._like(arg) for arg in value.args]
+        else:
+            args = [self._argument(arg, _WIDE_DTYPE if wide else self._dtype) for arg in value.args]
         if value.op.name == "relax.astype" and str(value.attrs.dtype) == _WIDE_DTYPE and not exact:
             return self._builder.emit(relax.op.astype(args[0], self._dtype))
         call = self._builder.emit(relax.Call(value.op, args, value.attrs, value.ty_args))
@@ -90,12 +94,19 @@ class _Caster:
             self._cast[key] = self._builder.emit(relax.op.astype(value, dtype))
         return self._cast[key]
 
-    def _like(self, output: relax.Expr) -> relax.Expr:
-        """The function's result in the types that it had."""
-        if isinstance(output, relax.Tuple):
-            return relax.Tuple([self._like(field) for field in output.fields])
-        value = self._values[output]
-        return self._to(value, str(output.ty.dtype)) if isinstance(output.ty, relax.TensorType) else value
+    def _like(self, expr: relax.Expr) -> relax.Expr:
+        """What was `expr`, a result or an argument, in the types that it had."""
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([self._like(field) for field in expr.fields])
+        known = isinstance(expr, relax.Var) and not isinstance(expr, tvm.ir.GlobalVar)
+        return self._with_type(self._values[expr], expr.ty) if known else expr
+
+    def _with_type(self, value: relax.Expr, ty: relax.Type) -> relax.Expr:
+        """`value` in a type that differs from its own in kinds of floats alone."""
+        if isinstance(ty, relax.TupleType) and not tvm_ffi.structural_equal(ty, value.ty):
+            fields = (self._builder.emit(relax.TupleGetItem(value, i)) for i in range(len(ty.fields)))
+            return relax.Tuple([self._with_type(*each) for each in zip(fields, ty.fields, strict=True)])
+        return self._to(value, str(ty.dtype)) if isinstance(ty, relax.TensorType) else value
 
 
 def _is_integer_cast(value: relax.Expr) -> bool:

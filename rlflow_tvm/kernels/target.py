@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import tvm
 from tvm.target import Target
-from tvm.target.codegen import llvm_cpu_has_features, llvm_get_cpu_archlist, llvm_get_system_cpu
+from tvm.target.codegen import (
+    llvm_cpu_has_features,
+    llvm_get_cpu_archlist,
+    llvm_get_system_cpu,
+    llvm_get_targets,
+)
 
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.processors import usable_processors
@@ -16,6 +23,8 @@ STATIC_SHARED_BYTES = 48 * 1024
 """What every CUDA device gives a thread block without being asked for more."""
 
 _FLOAT_BITS = 32
+_ALIAS = re.compile(r"i[4-9]86|amd64|arm64|(arm|thumb)v\d.*|ppc(64)?(le)?")
+"""Names of machines in triples beside those that LLVM lists."""
 
 
 def default_target() -> Target:
@@ -29,8 +38,8 @@ def as_target(target: Target | str | dict | None) -> Target:
     A bare "llvm" (the name, a target with no attribute of its own, or None) means this machine, its `mcpu` and cores,
     where TVM means any processor of its kind: here that is {"kind": "llvm", "mcpu": "generic"}. "cuda", or a dictionary
     of that kind without "arch", is the GPU here. A GPU's target is given this machine as its host where it has none.
-    UsageError for a kind TVM does not know, the old command-line form, a kind we have no kernels for, a processor that
-    LLVM does not know, less than one core, or "cuda" with neither "arch" nor a GPU.
+    UsageError for a kind TVM does not know, the old command-line form, a kind we have no kernels for, a machine or
+    a processor that LLVM does not know, less than one core, or "cuda" with neither "arch" nor a GPU.
     """
     if target is None or target == "llvm":
         return default_target()
@@ -56,17 +65,24 @@ def as_target(target: Target | str | dict | None) -> Target:
         )
     if str(found) == str(Target("llvm")):  # `==` asks whether they are one object
         return default_target()
-    if found.kind.name == "llvm":
-        _check_cpu(found)
+    for compiled in (found, found.host):
+        if compiled is not None and compiled.kind.name == "llvm":
+            _check_cpu(compiled)
     if found.kind.name == "cuda" and found.host is None:
         found = Target(found, default_target())
     return found
 
 
 def _check_cpu(target: Target) -> None:
-    cores, cpu = target.attrs.get("num-cores"), target.attrs.get("mcpu")
+    cores, cpu, triple = (target.attrs.get(name) for name in ("num-cores", "mcpu", "mtriple"))
     if cores is not None and int(cores) < 1:
         raise UsageError(f"target {target}: num-cores is {int(cores)}, give the number of threads to use, at least 1")
+    machine = str(triple or "").partition("-")[0]
+    if machine and machine not in llvm_get_targets() and not _ALIAS.fullmatch(machine):  # LLVM crashes where asked more
+        raise UsageError(
+            f"target {target}: LLVM knows no machine {machine!r} (of mtriple): give one of "
+            f"{', '.join(llvm_get_targets())}, as in x86_64-linux-gnu"
+        )
     if cpu and cpu not in ("generic", "native") and cpu not in list(llvm_get_cpu_archlist(target)):
         raise UsageError(
             f"target {target}: LLVM knows no processor {str(cpu)!r}: give another mcpu (clang --print-supported-cpus "

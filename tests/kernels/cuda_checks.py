@@ -128,13 +128,11 @@ def starts(func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
     CUDA gives 48 KB to a block, and more only if asked; TVM asks for as much as the dynamic part has, where that alone
     is 48 KB or more.
     """
-    bound = tirx.transform.BindTarget(target)(tvm.IRModule({"kernel": func.with_attr("global_symbol", "kernel")}))
-    lowered = s_tir.pipeline.default_s_tir_pipeline()[0](bound)
     static, dynamic = 0, 0
 
     def note_call(call: tvm.ir.Call) -> None:
         nonlocal dynamic
-        if getattr(call.op, "name", "") == "tirx.call_ffi_kernel" and _USES_DYNAMIC in call.attrs.launch_params:
+        if _is_launch(call) and _USES_DYNAMIC in call.attrs.launch_params:
             dynamic = int(call.args[-1])
 
     def note_buffer(made: tirx.AllocBuffer) -> None:
@@ -142,9 +140,31 @@ def starts(func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
         if made.buffer.scope() == "shared":
             static += tensor_bytes([int(extent) for extent in made.buffer.shape], str(made.buffer.dtype))
 
-    for each in lowered.functions.values():
+    for each in _lowered(func, target):
         tvm_ffi.structural_walk(each.body, [(tvm.ir.Call, note_call), (tirx.AllocBuffer, note_buffer)])
     return dynamic >= STATIC_SHARED_BYTES or static + dynamic <= STATIC_SHARED_BYTES
+
+
+def launches_in_loops(func: tirx.PrimFunc, target: tvm.target.Target) -> int:
+    """How many of a scheduled kernel's launches lie in loops of the host."""
+    found: list[bool] = []
+
+    def note_loop(loop: tirx.For) -> None:
+        tvm_ffi.structural_walk(loop.body, (tvm.ir.Call, lambda call: found.append(_is_launch(call))))
+
+    for each in _lowered(func, target):
+        tvm_ffi.structural_walk(each.body, (tirx.For, note_loop))
+    return sum(found)
+
+
+def _lowered(func: tirx.PrimFunc, target: tvm.target.Target) -> list[tirx.PrimFunc]:
+    """Host and device code of a scheduled kernel."""
+    bound = tirx.transform.BindTarget(target)(tvm.IRModule({"kernel": func.with_attr("global_symbol", "kernel")}))
+    return list(s_tir.pipeline.default_s_tir_pipeline()[0](bound).functions.values())
+
+
+def _is_launch(call: tvm.ir.Call) -> bool:
+    return getattr(call.op, "name", "") == "tirx.call_ffi_kernel"
 
 
 def cuda_source(funcs: Sequence[tirx.PrimFunc], target: tvm.target.Target) -> str:

@@ -15,9 +15,11 @@ from cuda_checks import (
     STATIC_SHARED_BYTES,
     TARGET,
     TARGETS,
+    How,
     compile_with_nvcc,
     cuda_source,
     device_source,
+    launches_in_loops,
     model,
     needs_nvcc,
     run_on_host,
@@ -232,3 +234,28 @@ def test_nvcc(arch: str, name: str, dtype: str, tmp_path: Path) -> None:
     assert max(threads(func) for func in scheduled) <= MOST_THREADS
     report = compile_with_nvcc(cuda_source(scheduled, target), arch, tmp_path)
     assert max(static_shared_bytes(report)) <= STATIC_SHARED_BYTES
+
+
+WHOLE = {
+    "max": (op.max, np.max), "variance": (op.variance, np.var), "argmax": (lambda x: op.argmax(x, axis=0), np.argmax),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", [unscheduled, serialised])
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_whole_tensor_is_reduced_by_few_launches(name: str, how: How) -> None:
+    """dlight's rule for two reductions gives each element a launch, where nothing else is left of the axes."""
+    build, expected = WHOLE[name]
+    mod, (x,) = graph(build, [(7000,)]), random_arrays([(7000,)])
+    for kernel in extract_kernels(mod, TARGET):
+        scheduled = schedule_kernel(kernel.func, TARGET)
+        assert not launches_in_loops(scheduled, TARGET), scheduled.attrs[RULE_ATTR]
+    (result,) = run_on_host(mod, [x], how)
+    np.testing.assert_allclose(result, expected(x), rtol=1e-4)
+
+
+def test_nothing_is_not_launched() -> None:
+    for build, shapes in ((op.nn.relu, [(0, 4)]), (op.matmul, [(0, 8), (8, 5)])):
+        (kernel,) = extract_kernels(graph(build, shapes), TARGET)
+        with pytest.raises(KernelError, match="has a loop of no turns"):
+            schedule_kernel(kernel.func, TARGET)

@@ -10,7 +10,7 @@ import pytest
 import tvm
 from cuda_checks import How, run_on_host, serialised, unscheduled
 from kernel_checks import TARGET
-from tvm import relax
+from tvm import relax, te
 from tvm.relax import op as rx
 
 from rlflow_tvm.errors import KernelError
@@ -56,6 +56,13 @@ def test_products_of_more_ones_than_a_half_can_count(dtype: str, stated: bool) -
     np.testing.assert_array_equal(
         _half(lambda x, w: rx.matmul(x, w, **out), _ones(2, 4096), _ones(4096, 3), dtype=dtype), 4096
     )
+
+
+def test_other_products() -> None:
+    product = _half(lambda x, w: rx.einsum((x, w), "ij,jk->ik"), _ones(2, 4096), _ones(4096, 3))
+    np.testing.assert_array_equal(product, 4096)
+    heads = 40 * _ones(1, 4, 2, 64)  # 40 * 40 * 64 is more than a half can hold
+    np.testing.assert_array_equal(_half(rx.nn.attention, heads, heads, _ones(1, 4, 2, 64)), 1)
 
 
 SUMS = pytest.mark.parametrize(
@@ -150,6 +157,35 @@ def test_a_cast_model_computes_in_half_precision(dtype: str) -> None:
     assert got.dtype == np.float32
     # not to the bit: within a kernel TVM leaves out what is rounded to bfloat16 and back
     np.testing.assert_allclose(got, x * x, rtol=2 * float(ml_dtypes.finfo(dtype).eps))
+
+
+def test_a_cast_models_outputs_keep_their_types() -> None:
+    """Also where a tuple is a variable, as of `split`."""
+    x = np.arange(4, dtype="float32")
+    param = relax.Var("x", relax.TensorType(x.shape, "float32"))
+    for build in (lambda x: relax.Tuple([rx.exp(x), rx.nn.relu(x)]), lambda x: rx.split(x, 2)):
+        mod = _module(build, [param])
+        cast = to_half(mod, "float16")
+        tvm.ir.assert_structural_equal(cast["main"].ret_ty, mod["main"].ret_ty)
+        machine = relax.VirtualMachine(tvm.compile(cast, TARGET, relax_pipeline=pipeline(TARGET)), tvm.cpu())
+        results = [each.numpy() for each in machine["main"](tvm.runtime.tensor(x))]
+        wanted = np.split(x, 2) if len(results[0]) == 2 else [np.exp(x), x]
+        for result, want in zip(results, wanted, strict=True):
+            np.testing.assert_allclose(result, want, rtol=1e-3)
+
+
+def test_a_modules_own_kernels_are_called_with_what_they_take() -> None:
+    x = np.random.default_rng(0).standard_normal((4, 5)).astype("float32")
+    builder, param = relax.BlockBuilder(), relax.Var("x", relax.TensorType(x.shape, "float32"))
+    with builder.function("main", [param]):
+        with builder.dataflow():
+            plus = builder.emit_te(
+                lambda a: te.compute(a.shape, lambda *i: a(*i) + 1.0), builder.emit(rx.nn.relu(param))
+            )
+            output = builder.emit_output(rx.multiply(plus, plus))
+        builder.emit_func_output(output)
+    got = _run(to_half(builder.finalize(), "float16"), [x])
+    np.testing.assert_allclose(got, (np.maximum(x, 0) + 1) ** 2, rtol=3e-3)
 
 
 def test_what_is_refused() -> None:

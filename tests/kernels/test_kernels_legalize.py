@@ -70,6 +70,41 @@ def test_extrema_of_infinities(name: str, axis: int | None) -> None:
     np.testing.assert_array_equal(_run(mod, lowest), getattr(np, name)(lowest, axis))
 
 
+@pytest.mark.parametrize("axis", [0, 1, None])
+@pytest.mark.parametrize("name", ["max", "min"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_extrema_keep_nan_wherever_it_stands(name: str, axis: int | None, dtype: str) -> None:
+    mod = _module(lambda _, x: getattr(rx, name)(x, axis), relax.TensorType((4, 70), dtype))
+    for column in (0, 31, 69):
+        x = np.random.default_rng(0).standard_normal((4, 70)).astype(dtype)
+        x[2, column] = np.nan
+        np.testing.assert_array_equal(_run(mod, x), getattr(np, name)(x, axis))
+
+
+def test_what_tvm_gives_in_another_type_is_cast() -> None:
+    """Its mean of int32 is int64, where Relax says int32."""
+    x = np.arange(12, dtype="int32").reshape(3, 4) - 3
+    mean = np.array([-1, 2, 6], "int32")  # to zero
+    ty = relax.TensorType((3, 4), "int32")
+    for body, wanted in (
+        (lambda _, x: rx.mean(x, axis=[1]), mean),
+        (lambda builder, x: rx.multiply(y := builder.emit(rx.mean(x, axis=[1])), y), mean * mean),
+    ):
+        result = _run(_module(body, ty), x)
+        assert result.dtype == np.int32
+        np.testing.assert_array_equal(result, wanted)
+
+
+def test_what_goes_wrong_in_a_choice_is_not_blamed_on_the_operator() -> None:
+    def choose(_: Choice) -> str:
+        raise BrokenPipeError("the worker is gone")
+
+    given = module({"x": (1, 32, 28, 28), "w": (32, 32, 3, 3)}, {}, lambda _, x, w: rx.nn.conv2d(x, w, padding=1))
+    known = tvm.IRModule({"main": given["main"].with_attr("num_input", 1)})
+    with pytest.raises(BrokenPipeError, match="the worker is gone"):
+        Lowering(TARGET, choose).launches(known)
+
+
 def test_64_bit_numbers_are_not_narrowed_with_the_indices() -> None:
     def body(builder, x):
         whole = builder.emit(rx.astype(x, "int64"))

@@ -131,10 +131,24 @@ def test_target_without_rules() -> None:
         as_target({"kind": "opencl"})
 
 
-@pytest.mark.parametrize("attribute", [{"num-cores": 0}, {"num-cores": -2}, {"mcpu": "abacus"}])
+@pytest.mark.parametrize(
+    "attribute", [{"num-cores": 0}, {"num-cores": -2}, {"mcpu": "abacus"}, {"mtriple": "abacus-linux-gnu"}]
+)
 def test_impossible_targets(attribute: dict) -> None:
     with pytest.raises(UsageError, match=str(next(iter(attribute.values())))):
         as_target({"kind": "llvm", **attribute})
+
+
+def test_impossible_host() -> None:
+    with pytest.raises(UsageError, match="abacus"):
+        as_target({"kind": "cuda", "arch": "sm_90", "host": {"kind": "llvm", "mcpu": "abacus"}})
+
+
+@pytest.mark.parametrize(
+    ("triple", "lanes"), [("armv7l-linux-gnueabihf", 4), ("i686-linux-gnu", 4), ("arm64-apple-macos", 4)]
+)
+def test_other_names_of_machines(triple: str, lanes: int) -> None:
+    assert vector_lanes(as_target({"kind": "llvm", "mtriple": triple, "num-cores": 2})) == lanes
 
 
 @pytest.mark.parametrize("mcpu", ["haswell", "x86-64", "skylake-avx512"])

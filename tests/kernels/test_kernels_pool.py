@@ -9,6 +9,7 @@ import pytest
 import tvm
 from tvm import relax, tirx
 
+from rlflow_tvm.kernels import pipeline
 from rlflow_tvm.kernels.llvm.conv_legalize import CONV_LEGALIZE
 from rlflow_tvm.kernels.llvm.pool import Pool2d
 
@@ -149,6 +150,26 @@ def test_adaptive_avg_pool(block: int, output_size: tuple[int, int]) -> None:
 
 def test_global_pool_of_odd_channels() -> None:
     check(Pool("adaptive_avg_pool2d", (1, 13, 5, 5), 0, {"output_size": (1, 1)}))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8"])
+def test_averages_of_integers(dtype: str) -> None:
+    """Rounded to zero, as TVM's are."""
+    x = np.arange(64, dtype=dtype).reshape(1, 1, 8, 8)
+    param = relax.Var("x", relax.TensorType(x.shape, dtype))
+    pools = (
+        (lambda x: relax.op.nn.avg_pool2d(x, (2, 2), strides=(2, 2)), x.reshape(4, 2, 4, 2).sum((1, 3)) // 4),
+        (lambda x: relax.op.nn.adaptive_avg_pool2d(x, (1, 3)), np.array([[29, 31, 34]])),
+    )
+    for build, wanted in pools[: 1 if dtype == "uint8" else 2]:  # a sum of bytes overflows, as in TVM
+        builder = relax.BlockBuilder()
+        with builder.function("main", [param]):
+            with builder.dataflow():
+                output = builder.emit_output(build(param))
+            builder.emit_func_output(output)
+        executable = tvm.compile(builder.finalize(), TARGET, relax_pipeline=pipeline(TARGET))
+        result = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
+        np.testing.assert_array_equal(result[0, 0], wanted)
 
 
 def test_rule_leaves_other_functions_alone() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight import gpu
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
+from rlflow_tvm.errors import KernelError
+
+from ..loops import has_empty_loop, leaf_blocks
 from .matmul import Matmul
 from .tensor_core import TensorCore
 from .threads import Elementwise, Reduction, ThreadReduction
@@ -26,7 +31,15 @@ RULES: dict[str, ScheduleRule] = {
 
 
 def schedule(func: tirx.PrimFunc, target: Target) -> tuple[str, tirx.PrimFunc] | None:
-    """The name of the first rule that takes `func`, and what it makes of it; None where none does."""
+    """The name of the first rule that takes `func`, and what it makes of it; None where none does.
+
+    What would be launched again and again, as dlight's `general_reduction` does with a whole tensor's variance, is left
+    to later rules, and taken where none of them does. KernelError for loops of no turns: no GPU launches such a grid.
+    """
+    if has_empty_loop(func):
+        name = func.attrs.get("global_symbol", "a kernel")
+        raise KernelError(f"{name} has a loop of no turns, and a GPU launches no such grid: take the empty tensor out")
+    often: tuple[str, tirx.PrimFunc] | None = None
     for name, rule in RULES.items():
         try:
             found = rule.apply(func, target, False)
@@ -36,6 +49,19 @@ def schedule(func: tirx.PrimFunc, target: Target) -> tuple[str, tirx.PrimFunc] |
             continue
         if isinstance(found, list):  # a rule may give several; the first is the one it would choose itself
             found = found[0] if found else None
-        if found is not None:
+        if found is None:
+            continue
+        if not _is_launched_often(found):
             return name, found.mod["main"]
-    return None
+        often = often or (name, found.mod["main"])
+    return often
+
+
+def _is_launched_often(sch: s_tir.Schedule) -> bool:
+    """Whether a block's threads lie inside a loop that has none, which becomes one on the host."""
+    for block in leaf_blocks(sch):
+        loops = [sch.get(loop) for loop in sch.get_loops(block)]
+        outside = list(takewhile(lambda loop: loop.kind != tirx.ForKind.THREAD_BINDING, loops))
+        if len(outside) < len(loops) and any(int(loop.extent) > 1 for loop in outside):
+            return True
+    return False

@@ -59,8 +59,8 @@ def fold_epilogue(
     Where what follows is not one block with an axis for each axis of its output, or stretches the result of `block`
     over something larger (as the gate of a squeeze-and-excitation is), or has another number of `axes`, or with
     `apart`, that result is copied, the copy returned, and the rest runs as loop nests of its own. Blocks before `block`
-    are left alone. The result of `block` stays in global scope: TVM keeps buffers of less than a kilobyte on the stack
-    in that scope, and in no other.
+    are inlined too where an epilogue reads them, and left alone where a window does. The result of `block` stays in
+    global scope: TVM keeps buffers of less than a kilobyte on the stack in that scope, and in no other.
     """
 
     def is_window(reader: SBlockRV) -> bool:

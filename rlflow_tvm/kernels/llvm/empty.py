@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
 from tvm.target import Target
 from tvm.tirx.stmt import Stmt
 
-from ..loops import leaf_blocks, loop_kinds
+from ..loops import has_empty_loop, is_nothing, leaf_blocks, loop_kinds
 
 
 class Empty(CPUScheduleRule):
@@ -20,9 +19,7 @@ class Empty(CPUScheduleRule):
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """The scheduled function, or None where every loop has a turn."""
-        extents: list[bool] = []
-        tvm_ffi.structural_walk(func.body, (tirx.For, lambda loop: extents.append(_is_zero(loop.extent))))
-        if not any(extents):
+        if not has_empty_loop(func):
             return None
         sch = s_tir.Schedule(func)
         for block in leaf_blocks(sch):
@@ -36,18 +33,14 @@ class Empty(CPUScheduleRule):
 def _without_nothing(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """`func` without loops of no turns. LLVM allocates no arrays of no elements: those in between get one, for what
     still names them (a join's branch that is never taken)."""
-    empty = [b for b in func.body.block.alloc_buffers if any(_is_zero(extent) for extent in b.shape)]
+    empty = [b for b in func.body.block.alloc_buffers if any(is_nothing(extent) for extent in b.shape)]
     larger = [tirx.decl_buffer([max(1, int(e)) for e in b.shape], b.dtype, b.name) for b in empty]
 
     def emptied(loop: tirx.For) -> Stmt:
-        return tirx.Evaluate(tirx.const(0, "int32")) if _is_zero(loop.extent) else loop
+        return tirx.Evaluate(tirx.const(0, "int32")) if is_nothing(loop.extent) else loop
 
     def replaced(buffer: tirx.Buffer) -> tirx.Buffer:
         return next((new for old, new in zip(empty, larger, strict=True) if old.same_as(buffer)), buffer)
 
     body = tvm_ffi.structural_map(func.body, (tirx.For, emptied))
     return func.with_body(tvm_ffi.structural_map(body, (tirx.Buffer, replaced)))
-
-
-def _is_zero(extent: tvm.ir.Expr) -> bool:
-    return isinstance(extent, tirx.IntImm) and int(extent) == 0

@@ -31,7 +31,7 @@ def is_pixel_conv(call: relax.Call, _weight: bool, _target: Target) -> bool:
         and shape.kernel == (1, 1)
         and not any(shape.padding)
         and shape.groups == 1
-        and min(shape.batch, shape.in_channels, *shape.out_size) > 0
+        and min(shape.batch, shape.in_channels, shape.out_channels, *shape.out_size) > 0
         and not (shape.data_block or shape.kernel_block or shape.out_block)
         and {shape.dtype, str(call.args[0].ty.dtype), str(call.args[1].ty.dtype)} == {"float32"}
     )

@@ -60,7 +60,8 @@ def _avg_pool(data: te.Tensor, window: Window, out_size: tuple[int, int], includ
 
     return te.compute(
         total.shape,
-        lambda *i: total(*i) / (pixels(i[2], 0) * pixels(i[3], 1)).astype(data.dtype),
+        # `/` is for floats alone
+        lambda *i: tirx.div(total(*i), (pixels(i[2], 0) * pixels(i[3], 1)).astype(data.dtype)),
         name="pool_average",
     )
 
@@ -92,7 +93,7 @@ def _adaptive_avg_pool(data: te.Tensor, out_size: tuple[int, int]) -> te.Tensor:
     total = te.compute(_out_shape(data, out_size), term, name="pool_sum", attrs={POOL_ATTR: 1})
     return te.compute(
         total.shape,
-        lambda *i: total(*i) / (bounds(i[2], 0)[1] * bounds(i[3], 1)[1]).astype(data.dtype),
+        lambda *i: tirx.div(total(*i), (bounds(i[2], 0)[1] * bounds(i[3], 1)[1]).astype(data.dtype)),
         name="pool_average",
     )
 

@@ -70,7 +70,7 @@ class Reduction(CPUScheduleRule):
 
 
 def inline_single_maps(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> None:
-    """Inline the mapping blocks that one block reads, or that are no work to repeat (no arithmetic on elements)."""
+    """Inline the mapping blocks that one block reads and that are no work to repeat (see `_is_costly`)."""
     for block in blocks:
         consumers = sch.get_consumers(block)
         if set(block_kinds(sch, block)) <= {"S"} and len(consumers) == 1 and not _is_costly(sch, block):

@@ -2,6 +2,9 @@
 
 What the kernel computes is stated in tensor expressions, as sums over the transforms' matrices; the schedule rule
 writes it as the straight lines of `winograd_transform`.
+
+Inputs are taken to be finite: an infinity or NaN is one in all outputs of its tile, not in those alone whose windows
+hold it.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ def takes_winograd(call: relax.Call, shape: ConvShape) -> bool:
         and shape.groups == 1
         and dtypes == {"float32"}
         and all(block & (block - 1) == 0 for block in blocks)
-        and min(shape.batch, shape.in_channels, *shape.out_size) > 0
+        and min(shape.batch, shape.in_channels, shape.out_channels, *shape.out_size) > 0
     )
 
 
