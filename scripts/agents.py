@@ -60,7 +60,7 @@ METHODS = [
 DRAWN = set(METHODS) - {"greedy", "backtracking", "beam", "family", "variable-depth"}
 """Methods that depend on the seed."""
 EPISODES = 16
-BEGUN = f"settled: {', '.join(TERMINATING_FAMILIES)}"
+BEGUN = f"settled: {' then '.join(TERMINATING_FAMILIES)}"
 """Where family search, episodes of agents, and walks from no remembered graph begin: said in their results, as those of
 former versions began elsewhere."""
 METRICS = ("run_secs", "launch_secs", "kernels", "flops", "bytes_moved", "peak_bytes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter
@@ -28,34 +28,42 @@ class Beginning:
 
 
 def beginnings(problem: RewriteProblem) -> list[Beginning]:
-    """The model's graph and those in which a terminating family of rules is exhausted, the cheapest first.
+    """The model's graph and those in which terminating families of rules are exhausted, the cheapest first.
 
     A blocked layout pays once most of a network is in it, and costs until then; a few rows taken of a tensor are led
     back past what they are read of, which gains nothing in an addition and much in the product before it. No search by
     single rewrites gets there soon. Applying all of the family's rules wherever they apply does, without pricing the
-    graphs on the way; so they count as no environment steps. Of a problem that is stopped meanwhile, those found by
-    then.
+    graphs on the way; so they count as no environment steps. A family is exhausted from the model's graph, and from the
+    cheapest of those before, where that is another. Of a problem that is stopped meanwhile, those found by then.
     """
     found = {problem.start.structural_hash: Beginning(problem.start_secs, problem.start)}
     for family in TERMINATING_FAMILIES.values():
-        way = takewhile(lambda _: not problem.stopped, _settling(problem.start, family))
-        last = deque(way, maxlen=1)
-        if problem.stopped:
-            break
-        state = last.pop()
-        if state.graph.is_empty or state.structural_hash in found:
-            continue
-        try:
-            cost = problem.cost(state, confirmed=True)
-        except KernelError as error:
-            log.warning("a family's graph is passed over: %s", error)
-            continue
-        if not math.isfinite(cost.run_secs):
-            log.warning("a family's graph is passed over: %s fails", ", ".join(cost.failed))
-            continue
-        found[state.structural_hash] = Beginning(cost.run_secs, state)
-        problem.keep(state)
+        cheapest = min(found.values(), key=attrgetter("run_secs")).state
+        for source in [problem.start] + [cheapest] * (cheapest is not problem.start):
+            way = takewhile(lambda _: not problem.stopped, _settling(source, family))
+            last = deque(way, maxlen=1)
+            if problem.stopped:
+                break
+            begin = _priced(problem, last.pop(), found)
+            if begin is not None:
+                found[begin.state.structural_hash] = begin
+                problem.keep(begin.state)
     return sorted(found.values(), key=attrgetter("run_secs"))
+
+
+def _priced(problem: RewriteProblem, state: GraphState, found: Collection[int]) -> Beginning | None:
+    """A family's graph with its price; None where nothing is left of it, it has been found, or it cannot be run."""
+    if state.graph.is_empty or state.structural_hash in found:
+        return None
+    try:
+        cost = problem.cost(state, confirmed=True)
+    except KernelError as error:
+        log.warning("a family's graph is passed over: %s", error)
+        return None
+    if not math.isfinite(cost.run_secs):
+        log.warning("a family's graph is passed over: %s fails", ", ".join(cost.failed))
+        return None
+    return Beginning(cost.run_secs, state)
 
 
 def exhausted(state: GraphState, family: TerminatingFamily) -> GraphState:

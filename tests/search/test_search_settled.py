@@ -193,6 +193,27 @@ def test_agents_and_walks_begin_where_family_search_does(blocked_conv, monkeypat
     assert left_from[2].plan == problem.start.plan
 
 
+def first_pixel(emit, x, w, v, head):
+    """Convolutions, and a classifier that reads one pixel of them."""
+    y = emit(rx.nn.relu(emit(rx.nn.conv2d(emit(rx.nn.relu(emit(rx.nn.conv2d(x, w)))), v))))
+    tokens = emit(rx.permute_dims(emit(rx.reshape(y, (1, 32, 16))), (0, 2, 1)))
+    tokens = emit(rx.nn.relu(emit(rx.matmul(tokens, head))))
+    return rx.take(tokens, relax.const(0, "int64"), axis=1)
+
+
+@pytest.mark.parametrize("blocked_conv", [60.0, 150.0])
+def test_a_family_is_settled_where_an_earlier_one_pays(blocked_conv):
+    weights = {"w": (32, 16, 1, 1), "v": (32, 32, 1, 1), "head": (32, 8)}
+    problem = problem_of(module({"x": (1, 16, 4, 4)}, weights, first_pixel), blocked_conv=blocked_conv)
+    layout, take = (TERMINATING_FAMILIES[name] for name in ("layout", "take"))
+    blocked, taken = exhausted(problem.start, layout), exhausted(problem.start, take)
+    wanted = [problem.start, blocked, taken]
+    if blocked_conv < 100.0:
+        wanted.append(exhausted(blocked, take))
+    assert len({state.structural_hash for state in wanted}) == len(wanted)
+    assert {each.state.structural_hash for each in beginnings(problem)} == {state.structural_hash for state in wanted}
+
+
 def test_settling_ends_where_somebody_stops_it(monkeypatch):
     problem = problem_of(conv_net(), blocked_conv=60.0)
     applied, apply = 0, GraphState.apply
