@@ -41,7 +41,7 @@ class Pair:
         for param in self.before.params:
             shape, dtype = tuple(int(extent) for extent in param.ty.shape.values), str(param.ty.dtype)
             if param.name in self.sample.instance.indices:
-                array = np.asarray(rng.integers(0, self.sample.instance.indices[param.name], shape), dtype)
+                array = np.asarray(rng.integers(*self.sample.instance.indices[param.name], shape), dtype)
             elif operators & _NEED_POSITIVE:
                 array = np.asarray(rng.uniform(0.5, 1.5, shape), dtype)
             else:

@@ -13,6 +13,8 @@ from rlflow_tvm import cli
 from rlflow_tvm.errors import RewriteError, UsageError
 
 if TYPE_CHECKING:
+    import tvm
+
     from rlflow_tvm.passes import RewriteRule
     from rlflow_tvm.passes.proofs import Proofs
 
@@ -39,7 +41,7 @@ def list_rules(
     json: Annotated[Path | None, typer.Option(help="Write all of it to this JSON file.")] = None,
 ) -> None:
     """Each rule's name, family, equation, conditions and proof; with --model, where it fires."""
-    cli.check_writable(json, inputs=[file])
+    cli.check_writable(json, inputs=[file, *_model_files(model)])
     from rlflow_tvm.passes.proofs import recorded_proof
 
     everything, proofs = _read(file)
@@ -47,7 +49,8 @@ def list_rules(
     if not rules and family is not None:
         families = sorted({rule.family for rule in everything})
         raise UsageError(f"--family {family}: no such family; there are {', '.join(families)}")
-    sites = {name: _sites(name, rules, target) for name in model or ()}
+    lanes = _lanes(target)
+    sites = {name: _sites(_imported(name), rules, lanes) for name in model or ()}
     rows = []
     for rule in rules:
         told = str(recorded_proof(rule, proofs) or "none")
@@ -60,14 +63,26 @@ def list_rules(
     cli.write_json(json, rows)
 
 
-def _sites(model: str, rules: tuple[RewriteRule, ...], target: str) -> Counter[str]:
+def _model_files(models: list[str] | None) -> list[Path]:
+    return [Path(name) for name in models or () if not name.startswith(cli.ZOO_PREFIX)]
+
+
+def _imported(model: str) -> tvm.IRModule:
     from rlflow_tvm.frontend import from_onnx
+
+    return from_onnx(cli.model_path(model))
+
+
+def _lanes(target: str) -> int:
     from rlflow_tvm.kernels import vector_lanes
+
+    return vector_lanes(cli.parse_target(target))
+
+
+def _sites(mod: tvm.IRModule, rules: tuple[RewriteRule, ...], lanes: int) -> Counter[str]:
     from rlflow_tvm.passes import GraphState, RuleSet
 
-    state = GraphState.from_module(
-        from_onnx(cli.model_path(model)), RuleSet(rules, vector_lanes(cli.parse_target(target)))
-    )
+    state = GraphState.from_module(mod, RuleSet(rules, lanes))
     return Counter({rule.name: len(state.sites[rule.name]) for rule in rules})
 
 
@@ -112,9 +127,9 @@ def verify(
         from rlflow_tvm.float_check import float_check
 
         errors = float_check(rules, cli.parse_target('{"kind": "llvm", "num-cores": 2, "opt-level": 0}'), seed)
-        print(f"{len(errors)} rules checked compiled: differences up to {max(errors.values()):.1e}")
+        print(f"{len(errors)} rules checked compiled: differences up to {max(errors.values(), default=0.0):.1e}")
     if record:
-        cli.write_json(path, proofs if file is None else recorded.rules_as_json(rules, proofs))
+        cli.write_json(path, proofs if file is None else recorded.with_proofs(file, proofs))
         print(f"recorded in {path}")
 
 
@@ -138,7 +153,8 @@ def generate(
 
     The same search gives the same rules. One that was stopped goes on where it was.
     """
-    cli.check_writable(out)
+    journal = out.with_name(f"{out.name}.journal")
+    cli.check_writable(out, journal, inputs=_model_files(model))
     from rlflow_tvm.passes.proofs import record, rules_as_json
     from rlflow_tvm.passes.synthesis.search import find_rules
     from rlflow_tvm.passes.synthesis.world import KNOWN
@@ -147,14 +163,14 @@ def generate(
     unknown = [name for name in operators if name not in KNOWN]
     if unknown or not operators:
         raise UsageError(f"--ops {','.join(unknown)}: rules are found over {', '.join(KNOWN)}")
-    journal = out.with_name(f"{out.name}.journal")
+    lanes, modules = _lanes(target), [_imported(name) for name in model or ("zoo:demo",)]
     with cli.progress_bar("enumerating") as bar:
         found, counts = find_rules(operators, depth, seed, jobs, journal, bar)
     print(counts)
     rules = tuple(one.rule for one in found)
     sites = Counter[str]()
-    for name in model or ("zoo:demo",):
-        sites += _sites(name, rules, target)
+    for mod in modules:
+        sites += _sites(mod, rules, lanes)
     ranked = sorted(found, key=lambda one: -sites[one.rule.name])
     proofs = {one.rule.name: record(one.rule, one.proof) for one in ranked}
     data = rules_as_json([one.rule for one in ranked], proofs)

@@ -19,13 +19,14 @@ class Instance:
 
     `shapes` gives every tensor variable its shape, `attributes` every attribute variable its value (a `**rest`
     variable a dictionary, a class member `f` an operator name with its attributes); `weights` are the variables that
-    are weights rather than inputs; `indices` are those that hold positions, below the extent that is given.
+    are weights rather than inputs; `indices` are those that hold positions, from the first number that is given up to
+    below the second.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     weights: tuple[str, ...] = ()
-    indices: Mapping[str, int] = field(default_factory=dict)
+    indices: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def instance_function(rule: RewriteRule, instance: Instance, dtype: str = "float32") -> relax.Function:

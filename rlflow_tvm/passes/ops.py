@@ -124,7 +124,8 @@ def _product_reader(names: Iterable[str]) -> Reader:
 
 
 def _read_take(call: relax.Call) -> dict[str, Any] | None:
-    if call.attrs.axis is None or not isinstance(call.args[1].ty, relax.TensorType):
+    """What is NaN beyond the edge is a number again behind some functions: no rule is proved for that."""
+    if call.attrs.axis is None or not isinstance(call.args[1].ty, relax.TensorType) or call.attrs.mode == "nan":
         return None
     return {"axis": int(call.attrs.axis) % len(call.args[0].ty.shape.values), "mode": str(call.attrs.mode)}
 
@@ -140,9 +141,34 @@ def _read_split(call: relax.Call) -> dict[str, Any] | None:
 
 
 def _read_pad(call: relax.Call) -> dict[str, Any] | None:
-    """Negative widths crop: no rule is proved for them."""
+    """Negative widths crop, and not all modes pad with a constant: no rule is proved for them."""
     attributes = _as_written(call, _PAD)
-    return None if any(width < 0 for width in attributes["pad_width"]) else attributes
+    plain_pad = attributes["pad_mode"] == "constant" and all(width >= 0 for width in attributes["pad_width"])
+    return attributes if plain_pad else None
+
+
+def has_empty_window(extent: int, count: int, size: int, stride: int, dilation: int, pads: tuple[int, int]) -> bool:
+    """Whether one of `count` windows along an axis, padded by `pads` before and after it, holds no element."""
+    if max(pads) >= size:
+        return True
+    for first in range(-pads[0], -pads[0] + count * stride, stride):
+        inside = first + max(0, -(first // dilation)) * dilation  # the first tap that is not before the axis
+        if inside >= extent or (inside - first) // dilation >= size:
+            return True
+    return False
+
+
+def _read_pool(call: relax.Call) -> dict[str, Any] | None:
+    """Of a window that lies in the padding TVM has the least number, or no mean: no rule is proved for it."""
+    attributes = _as_written(call, _POOL)
+    extents = [
+        [int(ty.shape.values[layout.index(axis)]) for axis in "HW"]
+        for ty, layout in ((call.args[0].ty, attributes["layout"]), (call.ty, attributes["out_layout"]))
+    ]
+    top, left, bottom, right = attributes["padding"]
+    along = zip(*extents, *(attributes[name] for name in ("pool_size", "strides", "dilation")),
+                ((top, bottom), (left, right)), strict=True)  # fmt: skip
+    return None if any(has_empty_window(*each) for each in along) else attributes
 
 
 def _norm_reader(names: Iterable[str]) -> Reader:
@@ -226,8 +252,8 @@ _ALL = [
     Operator("leaky_relu", "relax.nn.leakyrelu", rx.nn.leakyrelu, attributes=dict(alpha=REQUIRED)),
     Operator("matmul", "relax.matmul", rx.matmul, 2, _MATMUL, _product_reader(_MATMUL)),
     Operator("conv2d", "relax.nn.conv2d", rx.nn.conv2d, 2, _CONV, _product_reader(_CONV)),
-    Operator("max_pool2d", "relax.nn.max_pool2d", rx.nn.max_pool2d, attributes=_POOL),
-    Operator("avg_pool2d", "relax.nn.avg_pool2d", rx.nn.avg_pool2d, attributes=_POOL),
+    Operator("max_pool2d", "relax.nn.max_pool2d", rx.nn.max_pool2d, attributes=_POOL, read=_read_pool),
+    Operator("avg_pool2d", "relax.nn.avg_pool2d", rx.nn.avg_pool2d, attributes=_POOL, read=_read_pool),
     Operator("adaptive_avg_pool2d", "relax.nn.adaptive_avg_pool2d", rx.nn.adaptive_avg_pool2d,
              attributes=dict(output_size=REQUIRED, layout="NCHW", out_layout="NCHW")),
     Operator("mean", "relax.mean", rx.mean, attributes=_REDUCE),

@@ -41,13 +41,15 @@ def recorded_proof(rule: RewriteRule, proofs: Proofs) -> Proof | None:
         raise RewriteError(f"rule {rule.name}: {error}") from None
 
 
-def require_proofs(rules: Iterable[RewriteRule], proofs: Proofs, source: str) -> None:
-    """RewriteError naming the first rule for which `proofs` (by the rules' names) holds no proof."""
+def require_proofs(rules: Iterable[RewriteRule], proofs: Proofs, source: str, file: Path | None = None) -> None:
+    """RewriteError naming the first rule for which `proofs` (by the rules' names) holds no proof; `file`: where they
+    stand, if in one."""
+    which = "" if file is None else f"{file} "
     for rule in rules:
         if proofs.get(rule.name, {}).get("digest") != digest(rule):
             raise RewriteError(
                 f"{source}: the rule {rule.name} has no proof, or has changed since it was proved: "
-                "python -m rlflow_tvm.rules verify --record proves it and records that"
+                f"python -m rlflow_tvm.rules verify {which}--record proves it and records that"
             )
 
 
@@ -66,21 +68,13 @@ def catalogue_path() -> Path:
 def read_rules(path: Path) -> tuple[RewriteRule, ...]:
     """The rules of a file that `rules_as_json` gave. RewriteError if it is none, or if one has no proof."""
     rules, proofs = read_rule_file(path)
-    require_proofs(rules, proofs, str(path))
+    require_proofs(rules, proofs, str(path), path)
     return rules
 
 
 def read_rule_file(path: Path) -> tuple[tuple[RewriteRule, ...], Proofs]:
     """The rules of a file and the proofs that it holds, by the rules' names. RewriteError if it is no rule file."""
-    try:
-        data = json.loads(path.read_text())
-    except OSError as error:
-        raise RewriteError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise RewriteError(f"{path}: is no JSON ({error})") from None
-    if not isinstance(data, dict) or data.get("format") != _FORMAT or not isinstance(data.get("rules"), list):
-        raise RewriteError(f'{path}: is no rule file: {{"format": {_FORMAT}, "rules": [...]}} is expected')
-    entries = data["rules"]
+    entries = _data(path)["rules"]
     if not all(isinstance(entry, dict) for entry in entries):
         raise RewriteError(f"{path}: every rule is an object with name, family, equation and when")
     rules = RuleSet(tuple(RewriteRule.from_json(entry) for entry in entries)).rules  # no two of the same name
@@ -90,6 +84,24 @@ def read_rule_file(path: Path) -> tuple[tuple[RewriteRule, ...], Proofs]:
             raise RewriteError(f"{path}: the proof of rule {rule.name} is no object")
         recorded_proof(rule, proofs)
     return rules, proofs
+
+
+def _data(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise RewriteError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise RewriteError(f"{path}: is no JSON ({error})") from None
+    if not isinstance(data, dict) or data.get("format") != _FORMAT or not isinstance(data.get("rules"), list):
+        raise RewriteError(f'{path}: is no rule file: {{"format": {_FORMAT}, "rules": [...]}} is expected')
+    return data
+
+
+def with_proofs(path: Path, proofs: Proofs) -> dict[str, Any]:
+    """What a rule file holds, with these proofs in place of its own."""
+    data = _data(path)
+    return {**data, "rules": [{**entry, "proof": dict(proofs[entry["name"]])} for entry in data["rules"]]}
 
 
 def rules_as_json(rules: Sequence[RewriteRule], proofs: Proofs) -> dict[str, Any]:

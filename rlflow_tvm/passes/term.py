@@ -14,6 +14,7 @@ or expressions, see `attribute.py`), `**k` stands for all attributes that are no
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -171,7 +172,13 @@ def _term(tree: ast.expr, named: dict[str, Term], rule: str) -> Term:
         if isinstance(inner, Number):
             return Number(-inner.value)
     if isinstance(tree, ast.Constant) and isinstance(tree.value, int | float):
-        return Number(float(tree.value))
+        try:
+            value = float(tree.value)
+        except OverflowError:
+            value = math.inf
+        if not math.isfinite(value):
+            raise RewriteError(f"rule text {rule!r}: a number in it is beyond those of 64 bits")
+        return Number(value)
     if isinstance(tree, ast.Subscript) and isinstance(tree.slice, ast.Constant) and isinstance(tree.slice.value, int):
         return Item(_term(tree.value, named, rule), tree.slice.value)
     if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "number":

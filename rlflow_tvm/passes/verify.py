@@ -48,7 +48,7 @@ from rlflow_tvm.passes.proof.sampling import (
 from rlflow_tvm.passes.proof.windows import Unfit
 from rlflow_tvm.passes.rule import RewriteRule
 
-PROOF_VERSION = 3
+PROOF_VERSION = 4
 """Of the proofs: raise it when meanings, domains or samples change, and prove the catalogue again."""
 
 INSTANCES = 60
@@ -151,7 +151,7 @@ def compared(rule: RewriteRule, instances: int, seed: int, attempts: int = ATTEM
     """Samples of what `rule` matches, up to `instances` in as many `attempts`, each with whether the two sides are
     equal. CannotDecide where a condition fails to be true or false."""
     for number, sample in zip(range(instances), Sampler(rule, seed).samples(attempts), strict=False):
-        yield sample, all(_difference(sample, domain, number) is None for domain in domains_of(sample))
+        yield sample, all(_difference(sample, domain, number) is None for domain in domains_of(sample, number))
 
 
 def verify_all(
@@ -188,14 +188,14 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def domains_of(sample: Sample) -> list[Domain]:
-    """Where a sample's two sides are compared."""
+def domains_of(sample: Sample, seed: int = 0) -> list[Domain]:
+    """Where a sample's two sides are compared. `seed`: of the functions of which nothing is known."""
     if sample.dtype != FLOAT:
         return [MachineIntegers(sample.dtype)]
     equation = sample.rule.equation
     if operators_of((*equation.left, *equation.right), sample.env) & ORDERED:
-        return [Rationals(extent=_SMALL), Rationals()]
-    return [PrimeFields()]
+        return [Rationals(seed, _SMALL), Rationals(seed)]
+    return [PrimeFields(seed)]
 
 
 @dataclass(frozen=True)
@@ -259,8 +259,8 @@ def _smallest(found: Differing, seed: int) -> Counterexample:
     equation = rule.equation
     exponentials = operators_of((*equation.left, *equation.right), best.env) & EXPONENTIAL
     readable = [] if best.dtype != FLOAT or exponentials else [Rationals(extent=_SMALL)]
-    for domain in (*readable, *domains_of(best)):
-        for trial in dict.fromkeys((found.number, 0, 1, 2)):  # the values that told, if it is what was found
+    for trial in dict.fromkeys((found.number, 0, 1, 2)):  # the values that told, if it is what was found
+        for domain in (*readable, *domains_of(best, trial)):
             difference = _difference(best, domain, trial)
             if difference is not None:
                 values = [f"{name} = {_list(x[0])}" for name, x in difference.tensors.items() if x[0].size <= _SHOWN]

@@ -9,6 +9,7 @@ import pytest
 import typer
 
 from rlflow_tvm import rules
+from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes import CATALOGUE
 from rlflow_tvm.passes.proofs import read_rules
 
@@ -48,6 +49,44 @@ def test_a_proof_is_recorded_in_the_file(run, tmp_path):
     listed = run("rules", "list", file).stdout
     assert "over prime fields" in listed
     assert "proof: none" not in listed
+
+
+def test_recording_leaves_the_rest_of_a_file_and_an_unproved_one_names_its_command(run, tmp_path):
+    file = written(tmp_path, {**RIGHT, "sites": 3}, {**RIGHT, "name": "again", "when": ["not is_float(x)"]})
+    data = json.loads(file.read_text()) | {"search": {"seed": 0}}
+    file.write_text(json.dumps(data))
+    with pytest.raises(RewriteError, match=f"python -m rlflow_tvm.rules verify {file} --record"):
+        read_rules(file)
+    result = run("rules", "verify", file, "--record", "--jobs", 1)
+    assert result.returncode == 0, result.stderr
+    written_down = json.loads(file.read_text())
+    assert all(rule.pop("proof") for rule in written_down["rules"])
+    assert written_down == data
+    only_integers = run("rules", "verify", file, "--rule", "again", "--jobs", 1)
+    assert only_integers.returncode == 0, only_integers.stderr
+
+
+def test_what_is_read_is_not_written_over(run, tmp_path):
+    model = tmp_path / "model.onnx"
+    model.write_bytes(b"kept")
+    for arguments in (("list", "--json", model), ("generate", "--out", model)):
+        result = run("rules", *arguments, "--model", model)
+        assert result.returncode == 2
+        assert "is read too" in result.stderr
+        assert model.read_bytes() == b"kept"
+
+
+@pytest.mark.parametrize("wrong", ["--model", "--target", "journal"])
+def test_what_is_wrong_is_told_before_rules_are_looked_for(wrong, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("rlflow_tvm.passes.synthesis.search.find_rules", lambda *_: pytest.fail("it looked for them"))
+    out = tmp_path / "found.json"
+    options = {"--model": {"model": ["nowhere.onnx"]}, "--target": {"target": "abacus"}, "journal": {}}[wrong]
+    if wrong == "journal":
+        out.with_name("found.json.journal").mkdir()
+    with pytest.raises(typer.Exit):
+        rules.generate(out, **options)
+    said = {"--model": "nowhere.onnx", "--target": "abacus", "journal": "is a folder"}[wrong]
+    assert said in capsys.readouterr().err
 
 
 def test_a_file_without_rules_is_told(run, tmp_path):

@@ -22,7 +22,6 @@ Shape = tuple[int, ...]
 P = 2147483579
 Q = 1073741789
 """Primes with P = 2 Q + 1: the squares modulo P are a group of order Q, on which exponents live."""
-_GENERATOR = 4  # a square: of order Q modulo P
 
 
 class Undefined(RewriteError):
@@ -99,8 +98,9 @@ def _power(base: np.ndarray, exponent: np.ndarray | int, modulus: int) -> np.nda
 
 
 class PrimeFields:
-    """Planes: residues modulo P, and modulo Q for exponents, as in Mirage: exp(x) is the generator to the power of
-    x modulo Q, so exp(a + b) = exp(a) exp(b). What has been an exponential has no residue modulo Q: its second plane
+    """Planes: residues modulo P, and modulo Q for exponents, as in Mirage: exp(x) is a generator to the power of x
+    modulo Q, another one for each seed, so exp(a + b) = exp(a) exp(b), and exp(1) is no number that a rule could know.
+    What has been an exponential has no residue modulo Q: its second plane
     is a function of the first, and another exponential of it is one of which nothing is known.
 
     Order has no meaning here: a maximum is `Undefined`.
@@ -110,6 +110,8 @@ class PrimeFields:
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
+        # a square other than 1: of order Q modulo P
+        self._generator = pow(2 + _key(seed, "generator") % (P - 3), 2, P)
 
     def draw(self, shape: Shape, rng: np.random.Generator) -> Tensor:
         return rng.integers(0, P, shape), rng.integers(0, Q, shape)
@@ -141,7 +143,7 @@ class PrimeFields:
     def exp(self, x: Tensor) -> Tensor:
         # the second plane of an exponential is mixed from the first, so exp(exp(x)) reads a residue that nothing
         # relates to exp(x)'s value: a function of it
-        first = _power(np.array(_GENERATOR), x[1], P)
+        first = _power(np.array(self._generator), x[1], P)
         return first, (mixed(first, _key(self._seed, "exponent")) % np.uint64(Q)).astype(np.int64)
 
     def function(self, name: str, *xs: Tensor) -> Tensor:
@@ -155,8 +157,8 @@ class PrimeFields:
 
 
 class Rationals:
-    """One plane, of Python's integers and fractions: exact, and ordered. Exponentials are functions of which nothing
-    is known but that they are positive."""
+    """One plane, of Python's integers and fractions: exact, and ordered. Exponentials and roots are functions of which
+    nothing is known but that they are positive, of others not even that; of exponentials some are less than one."""
 
     name = "rationals"
 
@@ -194,11 +196,17 @@ class Rationals:
         return (_object(np.minimum(a[0], b[0])),)
 
     def exp(self, x: Tensor) -> Tensor:
-        return self.function("exp", x)
+        above, below = (self._hashed(part, True, x) for part in ("exp", "1 / exp"))
+        return self.divide(above, below)
 
     def function(self, name: str, *xs: Tensor) -> Tensor:
+        return self._hashed(name, name == "sqrt", *xs)
+
+    def _hashed(self, name: str, positive: bool, *xs: Tensor) -> Tensor:
         def value(*arguments: Fraction | int) -> int:
-            return 1 + _key(self._seed, name, *map(str, arguments)) % self._extent
+            size, sign = divmod(_key(self._seed, name, *map(str, arguments)), 2)
+            size = 1 + size % self._extent
+            return size if positive or sign else -size
 
         return (_object(np.frompyfunc(value, len(xs), 1)(*(x[0] for x in xs))),)
 

@@ -365,9 +365,9 @@ def draw_attributes(name: str, dice: Dice, shapes: list[Shape], given: Given, dt
     elif name == "unpack":
         drawn = {"block": x[-1] if x else 0}
     elif name == "leaky_relu":
-        drawn = {"alpha": float(dice.pick([0.5, 0.25, 0.125]))}
+        drawn = {"alpha": float(dice.pick([0.5, 0.25, 0.125, 0.0, -0.5, 2.0]))}
     if name in ("matmul", "conv2d"):
-        wide = {"float32": "float64", "int8": "int32", "uint8": "int32"}[dtype]
+        wide = {"float32": "float64", "int32": "int64"}.get(dtype, "int32")
         drawn["out_dtype"] = None if dice.chance(0.8) else dice.pick([dtype, wide])
     return {**drawn, **given}
 

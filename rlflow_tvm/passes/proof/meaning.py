@@ -223,7 +223,8 @@ def take(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
     axis = _axis(k["axis"], len(shape_of(x)))
     if indices[0].dtype != np.int64:
         raise Unfit(f"{indices[0].dtype} are no positions")
-    return each(lambda plane: np.asarray(plane.take(indices[0], axis), plane.dtype), x)
+    mode = k["mode"] if k["mode"] in ("wrap", "clip") else "raise"
+    return each(lambda plane: np.asarray(plane.take(indices[0], axis, mode=mode), plane.dtype), x)
 
 
 def broadcast_to(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:

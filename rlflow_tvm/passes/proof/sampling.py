@@ -33,11 +33,16 @@ from rlflow_tvm.passes.term import Apply, Item, Number, Scalar, Term, Var, subte
 LANES = 4
 """Vector lanes of the samples' target: blocks of 2 and 4 fit into small shapes."""
 
-FLOAT, INTEGERS = "float32", ("int8", "uint8")
+FLOAT, INTEGERS = "float32", ("int8", "uint8", "int32", "int64")
 _OF_INTEGERS = 0.25  # of the samples, where the left side can be of integers
 _REPEATED = 0.3  # of the variables have the shape of an earlier one
-_NUMBERS = {FLOAT: (0.0, 0.5, 2.0, -1.0, 0.25, 3.0, 2.0**-17), "int8": (2, 3, -1, 7), "uint8": (2, 3, 7)}
+_NUMBERS = {
+    FLOAT: (0.0, 0.5, 2.0, -1.0, 0.25, 3.0, 2.0**-17),
+    **dict.fromkeys(INTEGERS, (2, 3, -1, 7)),
+    "uint8": (2, 3, 7),
+}
 _NEEDS_WEIGHT = re.compile(r"^is_weight\((\w+)\)$")
+_FAR = 1 << 30  # beyond all positions
 _REDRAWS = 8  # of a call's operands or attributes, until no condition speaks against them
 
 T = TypeVar("T")
@@ -86,7 +91,11 @@ def evaluate(term: Term, domain: Domain, tensors: dict[str, Tensor], env: dict[s
     if isinstance(term, Number):
         return number(domain, term.value, like)
     if isinstance(term, Scalar):
-        return number(domain, Fraction(term.attribute.value(env)), like)
+        value = term.attribute.value(env)
+        try:
+            return number(domain, Fraction(value), like)
+        except (TypeError, ValueError, OverflowError):
+            raise Unfit(f"{value!r} is no number") from None
     if isinstance(term, Item):
         items = evaluate(term.term, domain, tensors, env, like)
         if term.index >= len(items):
@@ -179,7 +188,7 @@ class _Draw:
     ) -> None:  # fmt: skip
         self._dice, self._dtype, self._rule, self._weights, self._indices = dice, dtype, rule, weights, indices
         self._steering = steering
-        self._bounds: dict[str, int] = {}  # of positions: the extents that they count along
+        self._bounds: dict[str, tuple[int, int]] = {}  # of positions: the least, and where they end
         self._domain = Shapes(dtype)
         self.failed = ""
         self._tensors: dict[str, Tensor] = {}
@@ -246,8 +255,9 @@ class _Draw:
         )
         self._bind(term, name, attributes)
         if name == "take" and isinstance(term.args[1], Var) and -len(shapes[0]) <= attributes["axis"] < len(shapes[0]):
-            extent = shapes[0][attributes["axis"]]
-            self._bounds[term.args[1].name] = min(extent, self._bounds.get(term.args[1].name, extent))
+            extent, (least, end) = shapes[0][attributes["axis"]], self._bounds.get(term.args[1].name, (-_FAR, _FAR))
+            beyond = extent if attributes["mode"] in ("wrap", "clip") else 0  # others do not say what is there
+            self._bounds[term.args[1].name] = max(least, -beyond), min(end, extent + beyond)
         return meaning(name, self._domain, operands, attributes)
 
     def _steered(self, draw: Callable[[], T], names: Callable[[T], dict[str, Any]]) -> T:
@@ -333,6 +343,6 @@ def drawn_tensors(sample: Sample, domain: Domain, rng: np.random.Generator) -> d
     for name, extents in sample.instance.shapes.items():
         tensors[name] = domain.draw(extents, rng)
         if name in sample.instance.indices:  # the same in each plane
-            positions = np.asarray(rng.integers(0, sample.instance.indices[name], extents))
+            positions = np.asarray(rng.integers(*sample.instance.indices[name], extents))
             tensors[name] = tuple(positions for _ in tensors[name])
     return tensors

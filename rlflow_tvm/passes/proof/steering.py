@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import ast
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +10,6 @@ from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes.attribute import Attribute
 from rlflow_tvm.passes.rule import RewriteRule
 
-_IS = re.compile(r"^(\w+) == (.+)$")
 _PARAMETERS = frozenset({"lanes", "block", "same", "is_weight"})
 
 
@@ -20,8 +19,8 @@ class Steering:
     def __init__(self, rule: RewriteRule | None) -> None:
         conditions = () if rule is None else rule.conditions
         self._conditions = [(condition, condition.names - _PARAMETERS) for condition in conditions]
-        equal = filter(None, (_IS.match(condition.text) for condition in conditions))
-        self._values = [(found[1], Attribute(found[2])) for found in equal]
+        equal = filter(None, (_equation(condition.text) for condition in conditions))
+        self._values = [(name, Attribute(value)) for name, value in equal]
 
     def permit(self, env: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
         """Whether no condition that reads one of the `new` names, and `env` beside them, fails to hold."""
@@ -43,6 +42,14 @@ class Steering:
             if name == variable:
                 return attribute.value(env)
         raise RewriteError(f"{variable} may be anything")
+
+
+def _equation(condition: str) -> tuple[str, str] | None:
+    """Name and value of a condition `name == value`, which is all of it."""
+    match ast.parse(condition, mode="eval").body:
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[value]):
+            return name, ast.unparse(value)
+    return None
 
 
 UNSTEERED = Steering(None)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rlflow_tvm.passes.ops import has_empty_window
 from rlflow_tvm.passes.proof.domains import Domain, Plane, Shape, Tensor, Undefined, each, shape_of
 
 _BLOCKED = re.compile(r"(NCHW|OIHW)(\d+)[co]")
@@ -108,13 +109,11 @@ def _pool(domain: Domain, x: Tensor, k: Mapping[str, Any], reduced: Reduced) -> 
     for extent, kernel, stride, dilation, before, after in zip(
         (height, width), k["pool_size"], k["strides"], k["dilation"], (top, left), (bottom, right), strict=True
     ):
-        if max(before, after) >= kernel:
-            raise Unfit("a window would lie in the padding")
         count = _steps(extent, kernel, stride, dilation, before, after, k["ceil_mode"])
+        if has_empty_window(extent, count, kernel, stride, dilation, (before, after)):
+            raise Unfit("a window lies in the padding")
         inside = [[s for i in range(kernel) if 0 <= (s := n * stride - before + i * dilation) < extent]
                   for n in range(count)]  # fmt: skip
-        if not all(inside):
-            raise Unfit("a window lies in the padding")
         places.append(inside)
     return _laid_out(_gathered(plain, places[0], places[1], lambda window: reduced(window, k["pool_size"])),
                      k["out_layout"])  # fmt: skip

@@ -25,7 +25,12 @@ class Journal:
     def __post_init__(self) -> None:
         if self.path is None:
             return
-        text = self.path.read_text(errors="replace") if self.path.exists() else ""
+        try:
+            text = self.path.read_text(errors="replace") if self.path.exists() else ""
+        except OSError as error:
+            raise RewriteError(
+                f"{self.path}: cannot be read ({error.strerror}); remove it, or name another --out"
+            ) from None
         told = False
         for entry in filter(None, map(_read, text.splitlines())):
             if isinstance(theirs := entry.get("settings"), dict):
@@ -64,8 +69,13 @@ class Journal:
 
     def _append(self, text: str) -> None:
         if self.path is not None:
-            with self.path.open("a") as file:
-                file.write(text)
+            try:
+                with self.path.open("a") as file:
+                    file.write(text)
+            except OSError as error:
+                raise RewriteError(
+                    f"{self.path}: cannot be written ({error.strerror}); free or unlock its disk"
+                ) from None
 
 
 def _read(line: str) -> dict[str, Any] | None:
