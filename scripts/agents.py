@@ -27,7 +27,7 @@ import multiprocessing
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -269,6 +269,14 @@ def prices(target: str) -> str:
         return f"{timer.target_key}; {timer.graph_version}"
 
 
+def check_names(models: Sequence[str]) -> None:
+    """UsageError where the results of two models would go to one folder."""
+    known: dict[str, str] = {}
+    for model in models:
+        if (other := known.setdefault(model_name(model), model)) != model:
+            raise UsageError(f"{other} and {model}: are called the same; give each an --out of its own")
+
+
 def check_prices(folder: Path, target: str) -> None:
     """UsageError where a result in a model's folder is of another machine or of other kernels."""
     ours = prices(target)
@@ -284,6 +292,8 @@ def check_options(run: Run, out: Path) -> None:
     if not path.exists():
         return
     row = read_json(path)
+    if row["model"] != run.model:
+        raise UsageError(f"{path}: is of {row['model']}, a model of the same name; give another --out")
     if _settles(run) and row.get("begun") != BEGUN:
         raise UsageError(f"{path}: is of a version of this script whose runs began elsewhere; give another --out")
     # an episode's steps are nothing to a search; earlier versions told no settings where they were the usual ones
@@ -314,6 +324,7 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
+        check_names(options.models)
         for model in options.models:
             check_prices(options.out / model_name(model), options.target)
         for run in runs(options):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from agents_results import SCORES, Found, Row, gain, gains_along, interval, names_of
 
+from rlflow_tvm.errors import UsageError
 from rlflow_tvm.search import SEARCHES
 from rlflow_tvm.training_files import model_name
 
@@ -16,9 +17,11 @@ POINTS, RULES = 200, 50
 
 
 def pyplot() -> Any:
-    """matplotlib's, which draws into files."""
-    import matplotlib as mpl
-
+    """matplotlib's, which draws into files. UsageError where it is not installed."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise UsageError("figures need matplotlib, which is not installed: pip install 'rlflow_tvm[plots]'") from None
     mpl.use("agg")
     import matplotlib.pyplot as plt
 

@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from agents_plots import gain_plot, heat_map, plot, world_plot
+from agents_plots import gain_plot, heat_map, plot, pyplot, world_plot
 from agents_results import SCORES, Found, Row, gain, gains_anew, interval, rows_of, steps_to, told
 
 from rlflow_tvm.errors import UsageError
@@ -47,11 +47,12 @@ def table(model: str, methods: dict[tuple[str, int], list[Row]], folder: Path) -
     for (method, steps), rows in sorted(methods.items(), key=lambda item: -interval([gain(r) for r in item[1]])[0]):
         asked = [gain(row["asked"]) for row in rows if "asked" in row]
         anew = gains_anew(folder, model, rows)
+        missing = f" ({len(anew)} of {len(rows)})" if 0 < len(anew) < len(rows) else ""
         near = np.median([steps_to(row, 1 + 0.99 * (gain(row) - 1)) for row in rows])
         there = np.median([steps_to(row, wanted) for row in rows])
         lines.append(
             f"| {method} | {steps} | {len(rows)} | {told([gain(row) for row in rows], 4)} | "
-            f"{told(anew, 4) if anew else ''} | {near:.0f} | "
+            f"{told(anew, 4) if anew else ''}{missing} | {near:.0f} | "
             f"{f'{there:.0f}' if np.isfinite(there) else 'never'} | "
             f"{np.median([row['wall_secs'] for row in rows]):.0f} | {told(asked, 4) if asked else ''} |"
         )
@@ -84,10 +85,10 @@ def world_table(found: Found) -> list[str]:
                 continue
             some = True
             columns = [[last_of(row["log"], name) for row in rows] for name in names]
-            for iteration in sorted(columns[0][0]):
+            for iteration in sorted(set[int]().union(*columns[0])):
                 there = [[each[iteration] for each in column if iteration in each] for column in columns]
                 told = [f"{np.median(values):.4g}" if values else "" for values in there]
-                lines.append(f"| {model} | {steps} | {len(rows)} | {iteration + 1} | {' | '.join(told)} |")
+                lines.append(f"| {model} | {steps} | {len(there[0])} | {iteration + 1} | {' | '.join(told)} |")
     return [*lines, ""] if some else []
 
 
@@ -113,6 +114,8 @@ def main() -> int:
     options = parser.parse_args()
     lines: list[str] = []
     try:
+        if options.plots:
+            pyplot()
         found = rows_of(options.folder)
         for model, methods in found.items():
             lines += table(model, methods, options.folder)

@@ -13,12 +13,15 @@ from scipy import stats
 
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.passes import Plan
+from rlflow_tvm.search import SEARCHES
 from rlflow_tvm.training_files import model_name
 
 Row = dict[str, Any]
 Found = dict[str, dict[tuple[str, int], list[Row]]]
 RUN = ("model", "method", "steps", "seed", "start_secs", "best_secs", "env_steps", "curve", "wall_secs", "actions")
 """What each run has told since the first version of `scripts/agents.py`."""
+OPTIONS = ("settings", "predict", "horizon")
+"""What the seeds of a method must have in common; an episode's steps, the last, are nothing to a search."""
 SCORES = {
     "nll": "-log p(z'), nats",
     "reward_r2": "R² of savings",
@@ -68,8 +71,12 @@ def read_anew(folder: Path, model: str) -> dict[str, Any]:
 
 
 def gains_anew(folder: Path, model: str, rows: Sequence[Row]) -> list[float]:
-    """Of each run that was priced anew, the mean of its databases."""
-    databases = read_anew(folder, model).get("databases", [])
+    """Of each run that was priced anew, the mean of its databases. UsageError where those are of another machine or of
+    other kernels than the runs."""
+    anew = read_anew(folder, model)
+    databases = anew.get("databases", [])
+    if databases and any(row.get("prices", anew["prices"]) != anew["prices"] for row in rows):
+        raise UsageError(f"{anew_path(folder, model)}: is of {anew['prices']}, the runs are not; price them anew")
     each = [[known[run_name(row)] for known in databases if run_name(row) in known] for row in rows]
     return [float(np.mean(gains)) for gains in each if gains]
 
@@ -138,4 +145,7 @@ def rows_of(*folders: Path) -> Found:
         for (method, _), rows in methods.items():
             if len({row.get("begun") for row in rows}) > 1:
                 raise UsageError(f"{model} {method}: runs that begin at the model and others cannot be averaged")
+            for name in OPTIONS if method not in SEARCHES else OPTIONS[:-1]:
+                if len({json.dumps(row.get(name) or None, sort_keys=True) for row in rows}) > 1:
+                    raise UsageError(f"{model} {method}: runs of different --{name} cannot be averaged")
     return found

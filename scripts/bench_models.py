@@ -18,7 +18,6 @@ the table.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import tempfile
 import time
@@ -27,7 +26,8 @@ from typing import Any
 
 import numpy as np
 import tvm
-from agents_results import check_made, read_number, rows_of
+from agents_plans import median_run
+from agents_results import Row, check_made, plan_of, read_json, read_number, rows_of, run_name
 from rich.console import Console
 from rich.table import Table
 from tvm import relax
@@ -40,7 +40,7 @@ from rlflow_tvm.cost import Candidate, CostModel, KernelDatabase, default_path, 
 from rlflow_tvm.errors import RlflowError, UsageError
 from rlflow_tvm.frontend import random_inputs, zoo
 from rlflow_tvm.kernels import BY_SHAPE, num_cores, pipeline, vector_lanes
-from rlflow_tvm.passes import GraphState, Plan, default_rules
+from rlflow_tvm.passes import GraphState, default_rules
 from rlflow_tvm.search import make_search
 from rlflow_tvm.superoptimize import optimize
 from rlflow_tvm.verify import range_error
@@ -63,7 +63,9 @@ def bench(
     result: dict[str, Any] = {"model": model, "search": search, "runs": None if runs is None else str(runs)}
     candidates: dict[str, Candidate] = {}
     modules = {"unsearched": (mod, BY_SHAPE)}
-    left = {} if runs is None else left_by_methods(runs, model, mod, cost_model)
+    chosen = {} if runs is None else chosen_runs(runs, model)
+    left = {} if runs is None else left_by_methods(chosen, mod, cost_model)
+    result["chosen"] = names_of_runs(chosen)
     modules |= {name: (each, cost_model.choices) for name, each in left.items()}
     if search != "none":
         started = time.monotonic()
@@ -109,24 +111,35 @@ def bench(
     return result
 
 
-def left_by_methods(runs: Path, model: str, mod: tvm.IRModule, cost_model: CostModel) -> dict[str, tvm.IRModule]:
-    """The unsearched graphs, and what each method's run of the median cost has left, by the candidates' names."""
+def chosen_runs(runs: Path, model: str) -> dict[str, Row]:
+    """Each method's run of the median gain, by the candidates' names."""
     found = rows_of(runs).get(model)
     if found is None:
         raise UsageError(f"{runs}: no run of {model} is there; leave the model out, or run scripts/agents.py on it")
-    start = GraphState.from_module(mod, default_rules(vector_lanes(cost_model.target)))
-    modules = {PLAIN[name]: each for name, each in unsearched(mod, vector_lanes(cost_model.target)).items()}
+    chosen = {}
     for (method, steps), rows in sorted(found.items()):
         if "-for-" in method:  # another reward: the same agent
             continue
-        row = sorted(rows, key=lambda row: row["best_secs"])[(len(rows) - 1) // 2]
+        row = median_run(rows)
         if "plan" not in row:
             raise UsageError(f"{runs}: {method} of {model} is of an earlier version of agents.py; run it again")
-        state = start.replay(Plan.of({**row["plan"], "actions": row["actions"]}))
+        chosen[f"{method}, {steps} steps, median seed" if len(rows) > 1 else f"{method}, {steps} steps"] = row
+    return chosen
+
+
+def names_of_runs(chosen: dict[str, Row]) -> list[str]:
+    """What times of what they have left are times of."""
+    return [run_name(row) for row in chosen.values()]
+
+
+def left_by_methods(chosen: dict[str, Row], mod: tvm.IRModule, cost_model: CostModel) -> dict[str, tvm.IRModule]:
+    """The unsearched graphs, and what the runs have left, by the candidates' names."""
+    start = GraphState.from_module(mod, default_rules(vector_lanes(cost_model.target)))
+    modules = {PLAIN[name]: each for name, each in unsearched(mod, vector_lanes(cost_model.target)).items()}
+    for name, row in chosen.items():
+        state = start.replay(plan_of(row))
         cost_model.kernels(state.graph)  # so that implementations that nobody has measured are measured now
-        modules[f"{method}, {steps} steps, median seed" if len(rows) > 1 else f"{method}, {steps} steps"] = (
-            state.bound()
-        )
+        modules[name] = state.bound()
     return modules
 
 
@@ -183,7 +196,6 @@ def main() -> None:
     arguments = parser.parse_args()
     target = parse_target(arguments.target)
     models = [name for model in arguments.models for name in (LIGHT if model == "light" else (model,))]
-    rows: list[dict[str, Any]] = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
     runs = None if arguments.runs is None else str(arguments.runs)
     made = {"rounds": arguments.rounds, "against": sorted(arguments.against), "target": arguments.target}
 
@@ -192,7 +204,16 @@ def main() -> None:
         ours = arguments.search, runs
         return [row for row in rows if row["model"] in models and (row["search"], row.get("runs")) == ours]
 
+    def is_old(row: dict[str, Any]) -> bool:
+        """Whether runs have been made since that are others."""
+        return arguments.runs is not None and row.get("chosen") != names_of_runs(
+            chosen_runs(arguments.runs, row["model"])
+        )
+
     try:
+        rows: list[dict[str, Any]] = read_json(arguments.out) if arguments.out.exists() else []
+        old = [row for row in wanted() if is_old(row)]
+        rows = [row for row in rows if row not in old]
         check_made(arguments.out, wanted(), made)
         known = {row["model"] for row in wanted()}
         with KernelDatabase(default_path()) as database, CostModel(target, database) as cost_model:

@@ -27,6 +27,7 @@ from rlflow_tvm.agents.world.dream import Dream
 from rlflow_tvm.cli import model_path, parse_target, write_json
 from rlflow_tvm.cost import CostModel, KernelDatabase, PredictionPolicy, default_path
 from rlflow_tvm.envs import GraphRewriteEnv, RewriteProblem
+from rlflow_tvm.errors import RlflowError
 
 STEPS = 50
 
@@ -72,8 +73,11 @@ def main() -> int:
     parser.add_argument("--target", default="llvm")
     parser.add_argument("--json", type=Path, help="write the medians to this file")
     options = parser.parse_args()
-    model, config, rollouts, metadata = learnt_model(options.run)
-    dream = Dream.along(experience(model, config, rollouts), places_of(rollouts), config)
+    try:
+        model, config, rollouts, metadata = learnt_model(options.run)
+    except RlflowError as error:
+        parser.error(str(error))
+    dream = Dream.along(experience(model, config, rollouts, metadata), places_of(rollouts), config)
     policy = UniformPolicy(model.sizes)
     times: dict[int, list[float]] = {batch: [] for batch in (0, *options.batches)}  # 0: the real environment
     with (

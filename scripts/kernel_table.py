@@ -7,6 +7,7 @@ machine's best measured rate, over the time that the kernel takes. The rates are
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,7 @@ def main() -> None:
                     }
                 )  # fmt: skip
             show(console, [row for row in rows if row["model"] == model], arguments.least)
-    shares = [row["share_of_peak"] for row in rows if row["rule"] in HEAVY_RULES]
+    shares = [row["share_of_peak"] for row in rows if row["rule"] in HEAVY_RULES and math.isfinite(row["run_secs"])]
     if shares:
         console.print(f"matmul and convolution: {len(shares)} kernels, median share {np.median(shares):.2f}, "
                       f"lowest {min(shares):.2f}, {sum(s < 0.5 for s in shares)} under 0.5")  # fmt: skip
@@ -71,9 +72,13 @@ def as_json(rows: list[dict]) -> list[dict]:
 
 
 def show(console: Console, rows: list[dict], least: float) -> None:
-    """One model's table, the dearest kernel first."""
+    """One model's table, the dearest kernel first, and the names of those that could not be run."""
+    name, launches = rows[0]["model"], sum(row["count"] for row in rows)
+    failed = [row["kernel"] for row in rows if not math.isfinite(row["run_secs"])]
+    rows = [row for row in rows if math.isfinite(row["run_secs"])]
     total = sum(row["count"] * row["run_secs"] for row in rows)
-    table = Table(title=f"{rows[0]['model']}: {total * 1e3:.2f} ms in {sum(row['count'] for row in rows)} launches")
+    without = f" but for {len(failed)} kernels that could not be run" if failed else ""
+    table = Table(title=f"{name}: {total * 1e3:.2f} ms in {launches} launches{without}")
     for column in ("kernel", "rule", "shapes", "count", "us each", "% of all", "GFLOP/s", "of peak"):
         table.add_column(column, justify="left" if column in ("kernel", "rule", "shapes") else "right")
     for row in sorted(rows, key=lambda row: -row["count"] * row["run_secs"]):
@@ -85,6 +90,8 @@ def show(console: Console, rows: list[dict], least: float) -> None:
                 f"{percent:.1f}", f"{row['flops_per_sec'] / 1e9:.0f}", f"{row['share_of_peak']:.2f}",
             )  # fmt: skip
     console.print(table)
+    if failed:
+        console.print(f"could not be run: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -49,8 +49,12 @@ def record_of(out: Path, name: str) -> dict[str, Any] | None:
 
 
 def is_done(out: Path, name: str, step: Step) -> bool:
+    """Whether the step was run, by this command and after those that it needs: what it leaves is made of theirs."""
     record = record_of(out, name)
-    return record is not None and record["code"] == 0 and record["words"] == list(step.words)
+    if record is None or record["code"] != 0 or record["words"] != list(step.words):
+        return False
+    needed = [made["began"] for need in step.needs if (made := record_of(out, need)) is not None]
+    return all(began <= record["began"] for began in needed)
 
 
 def ran(words: Sequence[str]) -> int:
@@ -68,7 +72,10 @@ def run_steps(names: Sequence[str], steps: dict[str, Step], out: Path) -> list[s
     """Run those of the steps that are not done yet; those that failed, or were not run as one that they need failed:
     what that has left is not whole, and a step made of it would count as done."""
     failed: list[str] = []
-    left = [name for name in names if not is_done(out, name, steps[name])]
+    left: list[str] = []
+    for name in names:
+        if not is_done(out, name, steps[name]) or not set(left).isdisjoint(steps[name].needs):
+            left.append(name)
     for name in names:
         if name not in left:
             print(f"{name}: done before", flush=True)

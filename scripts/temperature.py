@@ -12,7 +12,8 @@ the agent begins. As RLFlow's table 3. Goes on with what is in --out.
 from __future__ import annotations
 
 import argparse
-import json
+import hashlib
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,12 +21,12 @@ from typing import Any
 
 import numpy as np
 from agents import prices
-from agents_results import Row, check_made
+from agents_results import Row, check_made, read_json
 from papers.world import temperature_lines
 
 from rlflow_tvm import from_onnx
 from rlflow_tvm.agents import load_agent
-from rlflow_tvm.agents.checkpoint import load_checkpoint
+from rlflow_tvm.agents.checkpoint import FILE_NAME, load_checkpoint
 from rlflow_tvm.agents.collect import collect_episode, episode_rng
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.ppo import PPO, load_parameters
@@ -39,7 +40,7 @@ from rlflow_tvm.agents.world.training import make_controller, make_model
 from rlflow_tvm.cli import model_path, parse_target, write_json
 from rlflow_tvm.cost import CostModel, KernelDatabase, PredictionPolicy, default_path
 from rlflow_tvm.envs import GraphRewriteEnv, RewriteProblem
-from rlflow_tvm.errors import UsageError
+from rlflow_tvm.errors import RlflowError, UsageError
 from rlflow_tvm.passes import Plan
 from rlflow_tvm.training import beginning_of
 
@@ -58,9 +59,12 @@ def learnt_model(run: Path) -> tuple[WorldModel, WorldModelConfig, Rollouts, dic
     return model.eval(), config, rollouts, description["metadata"]
 
 
-def experience(model: WorldModel, config: WorldModelConfig, rollouts: Rollouts) -> Experience:
+def experience(
+    model: WorldModel, config: WorldModelConfig, rollouts: Rollouts, metadata: Mapping[str, Any]
+) -> Experience:
     """The training's episodes that were learnt from, as its world model sees them."""
-    return Experience(model, rollouts.split(config.held_out)[1])
+    random_steps = math.ceil(config.random_share * metadata["total_steps"])
+    return Experience(model, rollouts.split(config.held_out, random_steps)[1])
 
 
 def places_of(rollouts: Rollouts) -> Places:
@@ -110,12 +114,16 @@ def main() -> int:
     parser.add_argument("--target", default="llvm")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the scores")
     options = parser.parse_args()
-    model, config, rollouts, metadata = learnt_model(options.run)
-    seen, places = experience(model, config, rollouts), places_of(rollouts)
-    eyes = Eyes(model.sizes, model.vision, model.memory)
-    rows = json.loads(options.out.read_text()) if options.out.exists() else []
-    made = {"run": str(options.run), "model": options.model, "prices": prices(options.target)}
     try:
+        model, config, rollouts, metadata = learnt_model(options.run)
+    except RlflowError as error:
+        parser.error(str(error))
+    seen, places = experience(model, config, rollouts, metadata), places_of(rollouts)
+    eyes = Eyes(model.sizes, model.vision, model.memory)
+    trained = hashlib.sha256((options.run / FILE_NAME).read_bytes()).hexdigest()[:16]
+    made = {"run": str(options.run), "trained": trained, "model": options.model, "prices": prices(options.target)}
+    try:
+        rows = read_json(options.out) if options.out.exists() else []
         check_made(options.out, rows, made)
     except UsageError as error:
         parser.error(str(error))

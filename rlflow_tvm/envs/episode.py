@@ -128,7 +128,7 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         self._begin()
         if options and "plan" in options:
             self._go_to(options["plan"])
-            self._steps, self._first, self._first_secs = 0, self.state, self.run_secs
+            self._steps, self._first, self._first_secs, self.best_cost = 0, self.state, self.run_secs, self.cost
         self._patience = (options or {}).get("patience", math.inf)
         observation, _ = self._observe()
         return observation, self._info("reset")

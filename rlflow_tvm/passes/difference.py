@@ -149,6 +149,8 @@ def _parted(reader: _Reader, ends: Ends, new: list[Node]) -> tuple[list[Node], d
     """
     outputs, bound = reader.graph.outputs, {node.var: node for node in new}
     removed: dict[relax.Var, None] = dict.fromkeys(ends)
+    for root in ends:
+        reader.users(root)  # of outputs too: what reads one reads its end afterwards
     while True:
         read = [
             end

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_models import LANES, MODELS, module
+from tvm import relax
 from tvm.relax import op as rx
 
 from rlflow_tvm.errors import RewriteError
-from rlflow_tvm.passes import GraphState, RewriteRule, RuleSet, default_rules
+from rlflow_tvm.passes import GraphState, RewriteAction, RewriteRule, RuleSet, default_rules
 from rlflow_tvm.passes.apply import apply_match
 from rlflow_tvm.passes.difference import Difference
 from rlflow_tvm.passes.fingerprint import distinct, fingerprints
@@ -75,6 +76,25 @@ def test_differences_that_hold_need_not_be_made_anew(name):
         known |= fresh
     assert held > 10
     assert stale or name == "conv_chain", "every match was left alone, or made anew: the walks show nothing"
+
+
+def test_what_reads_an_output_is_heeded_too():
+    """A graph that hands out what it goes on with, as a network that gives its hidden state beside its answer."""
+    a, b, c = (relax.Var(name, relax.TensorType((2, 3), "float32")) for name in "abc")
+    builder = relax.BlockBuilder()
+    with builder.function("main", [a, b, c], attrs={"num_input": 3}):
+        with builder.dataflow():
+            y = builder.emit_output(rx.add(builder.emit(rx.multiply(a, b)), builder.emit(rx.multiply(a, c))))
+            z = builder.emit_output(rx.nn.relu(builder.emit(rx.nn.relu(y))))
+        builder.emit_func_output(relax.Tuple([y, z]))
+    state = GraphState.from_module(builder.finalize(), default_rules(LANES))
+    match = state.matches.by_rule["factor_scale"][0]
+    difference = Difference.of(state.graph, match, state.matches.parameters)
+    after = state.apply(RewriteAction("relu_idempotent", state.sites["relu_idempotent"][0]))
+    assert match in after.matches.by_rule["factor_scale"]
+    assert after.graph.outputs == state.graph.outputs
+    assert difference.holds(state.graph)
+    assert not difference.holds(after.graph)
 
 
 def rewrites(body, *equations: str) -> tuple[GraphState, list[Difference]]:

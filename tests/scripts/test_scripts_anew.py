@@ -140,3 +140,20 @@ def test_a_plan_that_cannot_be_replayed_ends_it(runs, monkeypatch, capsys):
     path.write_text(json.dumps({**row, "plan": {**row["plan"], "start_hash": 1}}))
     assert call(monkeypatch, runs, "--databases", 1) != 0
     assert capsys.readouterr().err.count("error:") == 1
+
+
+def test_of_how_many_seeds_prices_anew_are(runs, monkeypatch, capsys):
+    """And of another machine's they are none."""
+    call(monkeypatch, runs, "--databases", 1)
+    (random,) = runs.glob("*/random.*.json")
+    row = json.loads(random.read_text())
+    write_runs(runs, {**row, "seed": 1})
+    monkeypatch.setattr("sys.argv", ["agents_report.py", str(runs)])
+    agents_report.main()
+    told = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| random"))
+    assert "(1 of 2)" in told
+    anew = runs / "one.anew.json"
+    anew.write_text(json.dumps({**json.loads(anew.read_text()), "prices": "another machine"}))
+    with pytest.raises(SystemExit):
+        agents_report.main()
+    assert "is of another machine, the runs are not; price them anew" in capsys.readouterr().err

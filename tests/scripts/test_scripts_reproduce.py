@@ -162,11 +162,20 @@ def test_a_step_that_failed_after_it_left_something(stubbed, call):
 
 
 def test_another_command_is_run_although_the_step_was_done(stubbed, call):
+    """And then what is made of it."""
     call("--quick")
     path = stubbed.out / "steps" / "graphs.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "words": ["another"]}))
-    assert call("--quick") == 0
+    assert call("--quick", "--only", "rlflow-table1") == 0
     assert stubbed.ran == ["g.json", "t.json", "g.json"]
+    record = stubbed.out / "steps" / "temperature.json"
+    began = json.loads(path.read_text())["began"]
+    record.write_text(json.dumps({**json.loads(record.read_text()), "began": f"1{began[1:]}"}))  # long before
+    assert call("--quick") == 0
+    assert stubbed.ran == ["g.json", "t.json", "g.json", "t.json"]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "words": ["another"]}))
+    assert call("--quick") == 0
+    assert stubbed.ran == ["g.json", "t.json"] * 3
 
 
 def test_one_table_alone(stubbed, call):

@@ -82,16 +82,52 @@ def test_graphs_that_methods_left(tmp_path):
     rows = [planned(first, 0, 9.0), planned(second, 1, 7.0), planned(third, 2, 8.0), planned(first, 0, 6.0, "greedy")]
     priced: list[int] = []
     model = SimpleNamespace(target=TARGET, kernels=lambda graph: priced.append(graph.structural_hash))
-    left = bench_models.left_by_methods(write_runs(tmp_path, *rows), "zoo:one", mod, model)
+    chosen = bench_models.chosen_runs(write_runs(tmp_path, *rows), "zoo:one")
+    left = bench_models.left_by_methods(chosen, mod, model)
     assert list(left) == ["as imported", "ConvertLayout", "greedy, 100 steps", "random, 100 steps, median seed"]
     assert priced == [first.structural_hash, third.structural_hash]  # of 7, 8 and 9 seconds the middle one
     again = GraphState.from_module(left["random, 100 steps, median seed"], start.ruleset)
     assert again.structural_hash == third.structural_hash
+    known = bench_models.names_of_runs(chosen)
+    write_runs(tmp_path, planned(second, 2, 8.0))  # made again, it has found something else
+    assert bench_models.names_of_runs(bench_models.chosen_runs(tmp_path, "zoo:one")) != known
     with pytest.raises(UsageError, match="no run of zoo:two"):
-        bench_models.left_by_methods(tmp_path, "zoo:two", mod, model)
+        bench_models.chosen_runs(tmp_path, "zoo:two")
     write_runs(tmp_path, run_row("beam", model="zoo:one"))
     with pytest.raises(UsageError, match=r"beam of zoo:one is of an earlier version of agents\.py"):
-        bench_models.left_by_methods(tmp_path, "zoo:one", mod, model)
+        bench_models.chosen_runs(tmp_path, "zoo:one")
+
+
+def test_of_two_seeds_the_lower_one_is_taken(tmp_path):
+    state = GraphState.from_module(bound(conv_chain()), default_rules(LANES))
+    write_runs(tmp_path, planned(state, 0, 8.0), planned(state, 1, 5.0))
+    (row,) = bench_models.chosen_runs(tmp_path, "zoo:one").values()
+    assert row["seed"] == 0
+
+
+def test_two_models_of_one_name_are_not_mixed(tmp_path):
+    with pytest.raises(UsageError, match=r"a/net\.onnx and b/net\.onnx: are called the same"):
+        agents.check_names(["a/net.onnx", "zoo:one", "a/net.onnx", "b/net.onnx"])
+    write_runs(tmp_path, run_row(begun=agents.BEGUN))
+    run = agents.Run("one.onnx", "greedy", 0, 100, 60, 0.3, "llvm")
+    with pytest.raises(UsageError, match=r"greedy\.100\.0\.json: is of zoo:one, a model of the same name"):
+        agents.check_options(run, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("predict", (0.0, 0.3)), ("settings", ({}, {"n_epochs": 1})), ("horizon", (20, 60))]
+)
+def test_runs_of_other_options_are_not_averaged(name, values, tmp_path):
+    made = {"predict": 0.3, "settings": {}, "horizon": 60}
+    rows = [run_row("ppo", seed, **{**made, name: value}) for seed, value in enumerate(values)]
+    with pytest.raises(UsageError, match=f"zoo:one ppo: runs of different --{name} cannot be averaged"):
+        rows_of(write_runs(tmp_path, *rows))
+    for row in rows:  # a search has no episodes
+        row["method"] = "random"
+    if name == "horizon":
+        for path in tmp_path.glob("*/*.json"):
+            path.unlink()
+        assert len(rows_of(write_runs(tmp_path, *rows))["zoo:one"]["random", 100]) == 2
 
 
 @pytest.mark.parametrize(
