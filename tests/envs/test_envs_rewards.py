@@ -101,6 +101,16 @@ def test_end_to_end_reward_pays_nothing_for_what_a_remembered_graph_had_saved():
     assert env.step(stop_action(env))[1] == pytest.approx(100 * 34 / 202)
 
 
+def test_an_episode_improves_on_the_graph_that_it_begins_at():
+    """Though that costs more than the model."""
+    env = make_env(conv_chain(), blocked_conv=150.0)
+    env.reset(seed=0)
+    model = env.run_secs
+    env.step(rule_action(env, "block_conv"))
+    env.reset(options={"plan": env.plan})
+    assert env.best_cost.run_secs == env.run_secs > model
+
+
 def test_environment_measures_end_to_end_and_once_a_graph():
     env = make_env(conv_chain(), reward=EndToEndReward(every=2, between=0.5))
     env.reset(seed=0)
