@@ -18,6 +18,9 @@ $(STAMP): setup.cfg pyproject.toml
 demo: $(STAMP)
 	$(BIN)/python scripts/demo.py
 
+# threads that wait sleep: those of two processes would turn on processors that the others need
+test: export OMP_WAIT_POLICY := PASSIVE
+test: export TVM_THREAD_POOL_SPIN_COUNT := 0
 test: $(STAMP)
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
