@@ -11,7 +11,6 @@ and operators that are there already are not measured again.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import tempfile
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import tvm
-from agents_results import check_made, read_number
+from agents_results import check_made, read_json, read_number
 from rich.console import Console
 from rich.table import Table
 from tvm import relax
@@ -149,9 +148,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     arguments = parser.parse_args()
     target = parse_target(arguments.target)
-    rows: list[dict[str, Any]] = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
     made = {"rounds": arguments.rounds, "target": arguments.target}
     try:
+        rows: list[dict[str, Any]] = read_json(arguments.out) if arguments.out.exists() else []
         check_made(arguments.out, rows, made)
     except UsageError as error:
         parser.error(str(error))

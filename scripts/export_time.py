@@ -17,7 +17,6 @@ already are not measured again.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Iterable
@@ -26,7 +25,7 @@ from typing import Any
 
 import onnx
 import tvm
-from agents_results import check_made, read_number
+from agents_results import check_made, read_json, read_number
 from papers.page import markdown
 from papers.results import machine
 
@@ -144,12 +143,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="default: 10")
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = json.loads(options.out.read_text()) if options.out.exists() else []
     target = parse_target("llvm")
     made = {"budget": None if options.search == "none" else options.budget, "rounds": options.rounds}
-    known = [row for row in rows if row["model"] in options.models and row["search"] == options.search]
-    there = {row["model"] for row in known}
     try:
+        rows: list[dict[str, Any]] = read_json(options.out) if options.out.exists() else []
+        known = [row for row in rows if row["model"] in options.models and row["search"] == options.search]
+        there = {row["model"] for row in known}
         check_made(options.out, known, made)
         budget = None if options.budget is None else Budget.parse(options.budget)
         with KernelDatabase(default_path()) as database, CostModel(target, database) as cost_model:

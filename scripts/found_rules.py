@@ -11,10 +11,11 @@ sides has more operators.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 from pathlib import Path
+
+from agents_results import read_json
 
 from rlflow_tvm.cli import write_json
 from rlflow_tvm.errors import RlflowError
@@ -67,7 +68,7 @@ def main() -> None:
 def report(options: argparse.Namespace) -> None:
     """Print the table, and write it where `options` say."""
     index = RuleIndex(read_rules(options.file))
-    data = json.loads(options.file.read_text())
+    data = read_json(options.file)
     operators, depth = set(data["search"]["operators"]), data["search"]["depth"]
     rows = []
     for rule in CATALOGUE:

@@ -13,18 +13,17 @@ Gains are graph gains. Goes on with what is in --out; `scripts/paper.py xrlflow-
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from agents import Run, prices, searched
-from agents_results import check_made
+from agents_results import check_made, read_json
 from papers.shapes import unseen_lines
 
 from rlflow_tvm.agents import AGENTS
 from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
-from rlflow_tvm.errors import UsageError
+from rlflow_tvm.errors import RlflowError
 from rlflow_tvm.search import Budget, make_search
 from rlflow_tvm.superoptimize import agent_search
 from rlflow_tvm.training import train_on_models
@@ -72,21 +71,21 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "results.json"
-    rows = json.loads(path.read_text()) if path.exists() else []
     made = {name: getattr(options, name) for name in ("train", "agent", "steps", "budget", "horizon", "predict")}
-    made |= {"prices": prices(options.target), "against": AGAINST}
     try:
+        made |= {"prices": prices(options.target), "against": AGAINST}
+        rows = read_json(path) if path.exists() else []
         check_made(path, rows, made)
-    except UsageError as error:
+        there = {(row["model"], row["seed"]) for row in rows}
+        for seed in range(options.seeds):
+            left = [model for model in options.unseen if (model, seed) not in there]
+            checkpoint = trained(options, seed) if left else None
+            for model in left:
+                assert checkpoint is not None, "there is one where something is left to be tried"
+                rows.append({**tried(options, model, seed, checkpoint), "made": made})
+                write_json(path, rows)
+    except RlflowError as error:
         parser.error(str(error))
-    there = {(row["model"], row["seed"]) for row in rows}
-    for seed in range(options.seeds):
-        left = [model for model in options.unseen if (model, seed) not in there]
-        checkpoint = trained(options, seed) if left else None
-        for model in left:
-            assert checkpoint is not None, "there is one where something is left to be tried"
-            rows.append({**tried(options, model, seed, checkpoint), "made": made})
-            write_json(path, rows)
     print(f"{options.agent}, trained on {', '.join(options.train)}\n")
     print("\n".join(unseen_lines([row for row in rows if row["model"] in options.unseen])))
     return 0

@@ -32,7 +32,7 @@ import numpy as np
 import psutil
 import tvm
 import tvm_ffi
-from agents_results import read_number
+from agents_results import read_json, read_number
 from tvm import relax
 
 from rlflow_tvm import ir
@@ -63,7 +63,7 @@ def graphs(test: bool) -> dict[str, tvm.IRModule]:
 def baselines(out: Path, seeds: int) -> None:
     """What needs no training, on each held-out graph."""
     path = out / "baselines.json"
-    rows = json.loads(path.read_text()) if path.exists() else {}
+    rows = read_json(path) if path.exists() else {}
     env = PassOrderingEnv(graphs(test=True), reward="saving")
     with progress_bar("baselines") as bar:
         for done, name in enumerate(env.names):
@@ -106,7 +106,7 @@ def train(agent: str, steps: int, seed: int, out: Path) -> None:
 
         trained = OrderingAgent.load(outcome.checkpoint)
         log = [json.loads(line) for line in (Path(folder) / "agent" / LOG).read_text().splitlines()]
-        common = json.loads(Path(outcome.order).read_text())["passes"]
+        common = read_json(Path(outcome.order))["passes"]
     env = PassOrderingEnv(graphs(test=True), reward="saving")
     began = time.perf_counter()
     found = {graph: find_order(env, trained, graph) for graph in env.names}
@@ -152,7 +152,7 @@ def orders_of(out: Path) -> dict[str, set[tuple[str, ...]]]:
     """Held-out graph -> every order that something found for it."""
     found: dict[str, set[tuple[str, ...]]] = {}
     for path in sorted(out.glob("*.json")):
-        row = json.loads(path.read_text())
+        row = read_json(path)
         if path.stem == "baselines":
             for graph, each in row.items():
                 told = [*each["random"], *(value for value in each.values() if isinstance(value, dict))]
@@ -166,7 +166,7 @@ def orders_of(out: Path) -> dict[str, set[tuple[str, ...]]]:
 def checks(out: Path, jobs: int) -> None:
     """Run every different module against the graph that it was made of."""
     path = out / "checks.json"
-    rows = json.loads(path.read_text()) if path.exists() else {}
+    rows = read_json(path) if path.exists() else {}
     found = orders_of(out)
     if not found:
         raise UsageError(f"{out}: there is nothing to check in it: make baselines or trainings first")
@@ -250,7 +250,7 @@ def times(out: Path, agent: str, steps: int, rounds: int) -> None:
     """Whole held-out graphs by TVM's default build: as they are, in the default order, in the agent's best of its
     seeds. UsageError where there are times of others."""
     path = out / "times.json"
-    rows = json.loads(path.read_text()) if path.exists() else {}
+    rows = read_json(path) if path.exists() else {}
     orders = {
         name: {"documented": DOCUMENTED_ORDER, agent: order} for name, order in best_orders(out, agent, steps).items()
     }
@@ -270,7 +270,7 @@ def times(out: Path, agent: str, steps: int, rounds: int) -> None:
 
 def best_orders(out: Path, agent: str, steps: int) -> dict[str, Order]:
     """Held-out graph -> the best order that the agent found for it with any seed; UsageError without a training."""
-    trained = [json.loads(each.read_text())["graphs"] for each in sorted(out.glob(f"{agent}.{steps}.*.json"))]
+    trained = [read_json(each)["graphs"] for each in sorted(out.glob(f"{agent}.{steps}.*.json"))]
     if not trained:
         raise UsageError(f"{out}: no training of {agent} with {steps} steps to time: train it, or give another --timed")
     best = {name: min((row[name] for row in trained), key=lambda e: (e["left"], e["order"])) for name in trained[0]}

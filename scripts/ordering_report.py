@@ -11,7 +11,6 @@ FOLDER/report.md and FOLDER/curves.png.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,9 +19,10 @@ from typing import Any
 
 import numpy as np
 from agents_plots import pyplot
-from agents_results import read_number, told
+from agents_results import read_json, read_number, told
 from papers.page import markdown
 
+from rlflow_tvm.errors import UsageError
 from rlflow_tvm.verify import TOLERANCE
 
 Left = Mapping[str, float]
@@ -68,11 +68,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    rows = json.loads((folder / "baselines.json").read_text())
+    try:
+        pyplot()
+        lines, found = report(folder)
+    except UsageError as error:
+        parser.error(str(error))
+    (folder / "report.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    curves(found, folder / "curves.png")
+    return 0
+
+
+def report(folder: Path) -> tuple[list[str], dict[tuple[str, int], list[dict[str, Any]]]]:
+    """Its lines, and the trainings by agent and steps. UsageError where `scripts/ordering.py` has not left all."""
+    rows = read_json(folder / "baselines.json")
     defaults = {default: {name: row[default]["left"] for name, row in rows.items()} for default in DEFAULTS}
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*.json")):
-        row = json.loads(path.read_text())
+        row = read_json(path)
         if "agent" in row:
             found.setdefault((row["agent"], row["steps"]), []).append(row)
     table = []
@@ -93,10 +106,7 @@ def main() -> int:
     lines = markdown(COLUMNS, [cells for _, cells in sorted(table)])
     for part in (by_family(rows, found, defaults), run_times(folder), equality(folder), endurance(folder)):
         lines += ["", *part]
-    (folder / "report.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
-    curves(found, folder / "curves.png")
-    return 0
+    return lines, found
 
 
 def steps_a_second(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -128,7 +138,7 @@ def run_times(folder: Path) -> list[str]:
     path = folder / "times.json"
     if not path.exists():
         return []
-    rows = json.loads(path.read_text())
+    rows = read_json(path)
     labels = list(next(iter(rows.values())))
     cells = []
     for label in labels[1:]:
@@ -147,7 +157,7 @@ def equality(folder: Path) -> list[str]:
     path = folder / "checks.json"
     if not path.exists():
         return []
-    rows = json.loads(path.read_text())
+    rows = read_json(path)
     errors = {(name, key): read_number(error) for name, row in rows.items() for key, error in row.items()}
     wrong = [f"{name} ({error:.1e})" for (name, _), error in errors.items() if error > TOLERANCE]
     told_wrong = f"{len(wrong)} differ: {', '.join(wrong)}" if wrong else "none differs"
@@ -160,7 +170,7 @@ def endurance(folder: Path) -> list[str]:
     path = folder / "endurance.json"
     if not path.exists():
         return []
-    told_of = json.loads(path.read_text())
+    told_of = read_json(path)
     rows = told_of["rows"]
     cells = [
         [str(row["steps"]), f"{row['resident_mib']:.0f}", f"{row['steps_per_sec']:.0f}", str(row["refusals"])]
