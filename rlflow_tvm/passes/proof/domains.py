@@ -100,8 +100,8 @@ def _power(base: np.ndarray, exponent: np.ndarray | int, modulus: int) -> np.nda
 class PrimeFields:
     """Planes: residues modulo P, and modulo Q for exponents, as in Mirage: exp(x) is a generator to the power of x
     modulo Q, another one for each seed, so exp(a + b) = exp(a) exp(b), and exp(1) is no number that a rule could know.
-    What has been an exponential has no residue modulo Q: its second plane
-    is a function of the first, and another exponential of it is one of which nothing is known.
+    What has been an exponential has no residue modulo Q: its second plane is a function of the first, and another
+    exponential of it is one of which nothing is known.
 
     Order has no meaning here: a maximum is `Undefined`.
     """
