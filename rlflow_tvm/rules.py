@@ -49,8 +49,7 @@ def list_rules(
     if not rules and family is not None:
         families = sorted({rule.family for rule in everything})
         raise UsageError(f"--family {family}: no such family; there are {', '.join(families)}")
-    lanes = _lanes(target)
-    sites = {name: _sites(_imported(name), rules, lanes) for name in model or ()}
+    sites = {name: _sites(_imported(name), rules, _lanes(target)) for name in model or ()}
     rows = []
     for rule in rules:
         told = str(recorded_proof(rule, proofs) or "none")
