@@ -166,7 +166,8 @@ def main(
         new = result.state.bound()
         executable = compile(new, tvm_target, default_path(), rpc_key)
         error = save_library(executable, new, library, file if runs_here else None, seed)
-        print(f"library written to {library} ({_differ(error) if runs_here else 'not run: not for this processor'})")
+        checked = _differ(error) if runs_here else "not run: only those for this machine's processor are"
+        print(f"library written to {library} ({checked})")
 
 
 def _save(plan: Plan, path: Path | None) -> Path | None:

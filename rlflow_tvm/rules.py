@@ -33,9 +33,15 @@ def _read(file: Path | None) -> tuple[tuple[RewriteRule, ...], Proofs]:
 @cli.reports_errors
 def list_rules(
     file: FileArgument = None,
-    family: Annotated[str | None, typer.Option(help="Only the rules of this family.")] = None,
+    family: Annotated[
+        str | None, typer.Option(help="Only the rules of this family, or of the catalogue's file of this name.")
+    ] = None,
     model: Annotated[
-        list[str] | None, typer.Option(help="Count each rule's sites in this ONNX file or zoo:NAME; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="Count each rule's sites in this ONNX file, with shapes as FILE@NAME=1,3,224,224, or zoo:NAME; may "
+            "be repeated."
+        ),
     ] = None,
     target: Annotated[str, typer.Option(help="Whose vector width sites are counted for: llvm or JSON.")] = "llvm",
     json: Annotated[Path | None, typer.Option(help="Write all of it to this JSON file.")] = None,
@@ -43,11 +49,13 @@ def list_rules(
     """Each rule's name, family, equation, conditions and proof; with --model, where it fires."""
     cli.check_writable(json, inputs=[file, *_model_files(model)])
     from rlflow_tvm.passes.proofs import recorded_proof
+    from rlflow_tvm.passes.rules import FAMILIES
 
     everything, proofs = _read(file)
-    rules = tuple(rule for rule in everything if family in (None, rule.family))
+    files = FAMILIES if file is None else {}
+    rules = tuple(rule for rule in everything if family in (None, rule.family) or rule in files.get(family or "", ()))
     if not rules and family is not None:
-        families = sorted({rule.family for rule in everything})
+        families = sorted({rule.family for rule in everything}.union(files))
         raise UsageError(f"--family {family}: no such family; there are {', '.join(families)}")
     sites = {name: _sites(_imported(name), rules, _lanes(target)) for name in model or ()}
     rows = []
@@ -63,13 +71,15 @@ def list_rules(
 
 
 def _model_files(models: list[str] | None) -> list[Path]:
-    return [Path(name) for name in models or () if not name.startswith(cli.ZOO_PREFIX)]
+    from rlflow_tvm.frontend import split_shapes
+
+    return [Path(split_shapes(name)[0]) for name in models or () if not name.startswith(cli.ZOO_PREFIX)]
 
 
 def _imported(model: str) -> tvm.IRModule:
-    from rlflow_tvm.frontend import from_onnx
+    from rlflow_tvm.frontend import import_models, split_shapes
 
-    return from_onnx(cli.model_path(model))
+    return import_models({model: cli.model_path(split_shapes(model)[0])}, {})[model]
 
 
 def _lanes(target: str) -> int:
@@ -144,7 +154,10 @@ def generate(
     jobs: Annotated[int, typer.Option(min=1, help="Processes to prove in.")] = 2,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Rank by the sites in this ONNX file or zoo:NAME; may be repeated. Default: zoo:demo."),
+        typer.Option(
+            help="Rank by the sites in this ONNX file, with shapes as FILE@NAME=1,3,224,224, or zoo:NAME; may be "
+            "repeated. Default: zoo:demo."
+        ),
     ] = None,
     target: Annotated[str, typer.Option(help="Whose vector width sites are counted for: llvm or JSON.")] = "llvm",
 ) -> None:

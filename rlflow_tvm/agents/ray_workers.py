@@ -56,7 +56,7 @@ class RayCrew:
             import ray
         except ModuleNotFoundError as error:
             raise AgentError(
-                f"workers on a Ray cluster need {error.name}, which is not installed; pip install rlflow_tvm[ray]"
+                f"workers on a Ray cluster need {error.name}, which is not installed: pip install 'rlflow_tvm[ray]'"
             ) from error
         self._ray = ray
         self._owns_connection = not ray.is_initialized()

@@ -119,5 +119,6 @@ def named(reference: str) -> Any:
     except ModuleNotFoundError as error:
         extra = "sb3" if error.name in ("stable_baselines3", "sb3_contrib") else "agents"
         raise AgentError(
-            f"agents need {error.name}, which is not installed; pip install rlflow_tvm[{extra}] (Python 3.11)"
+            f"agents need {error.name}, which is not installed: pip install 'rlflow_tvm[{extra}]', in Python 3.11 "
+            "(DGL is not there for later ones)"
         ) from error

@@ -162,7 +162,11 @@ def calibrate(
 @cli.reports_errors
 def evaluate(
     models: Annotated[
-        list[str] | None, typer.Argument(help="ONNX files, or zoo:NAME; all evaluation models if none is given.")
+        list[str] | None,
+        typer.Argument(
+            help="ONNX files, with shapes as FILE@NAME=1,3,224,224, or zoo:NAME; if none is given, all evaluation "
+            "models."
+        ),
     ] = None,
     walks: Annotated[int, typer.Option(min=0, help="Random walks from each model's graph.")] = 4,
     steps: Annotated[int, typer.Option(min=0, help="Rewrites of each walk.")] = 20,
@@ -175,17 +179,18 @@ def evaluate(
     cli.check_writable(json, inputs=[database or default_path()])
     from rlflow_tvm.cost.timer import KernelTimer
     from rlflow_tvm.evaluation import leave_one_out, model_kernels
-    from rlflow_tvm.frontend import from_onnx, zoo
+    from rlflow_tvm.frontend import import_models, split_shapes, zoo
 
     tvm_target = cli.parse_target(target)
     names = models or [f"{cli.ZOO_PREFIX}{name}" for name in zoo.names()]
-    paths = {name: cli.model_path(name) for name in names}
+    paths = {name: cli.model_path(split_shapes(name)[0]) for name in names}
     with KernelDatabase(default_path() if database is None else database) as opened:
         with cli.progress_bar("measuring") as bar:
             kernels: dict[str, ModelKernels] = {}
             for name, path in paths.items():
                 bar(len(kernels), len(paths), name)
-                kernels[name] = model_kernels(from_onnx(path), tvm_target, opened, walks, steps, seed)
+                mod = import_models({name: path}, {})[name]
+                kernels[name] = model_kernels(mod, tvm_target, opened, walks, steps, seed)
         with cli.progress_bar("training") as bar, KernelTimer(tvm_target, opened) as timer:
             scores = leave_one_out(kernels, opened, timer.target_key, timer.graph_version, bar)
     cli.write_json(json, [score.to_json() for score in scores])

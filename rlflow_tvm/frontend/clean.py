@@ -129,7 +129,8 @@ def _require_static(graph: Graph, name: str, info: onnx.ValueInfoProto) -> None:
             example = ",".join(str(d.dim_value) if d.dim_value > 0 else "1" for d in tensor.shape.dim)
             raise FrontendError(
                 f"{graph.label}: dimension {i}{called} of input {name!r} is dynamic: "
-                f"give its shape, for example --shape {name}={example} (in Python: shapes={{{name!r}: ({example},)}})"
+                f"give its shape, for example --shape {name}={example}, or where a command takes several models "
+                f"FILE@{name}={example} (in Python: shapes={{{name!r}: ({example},)}})"
             )
 
 

@@ -37,7 +37,8 @@ SEARCHES: dict[str, Callable[[int], _Made]] = {
     "variable-depth": lambda _seed: VariableDepth(),
 }
 DEFAULT_SEARCH = "family"
-"""Greedy search where a model has no convolutions; with them greedy search stays in layouts that TVM's pass leaves."""
+"""Greedy search, from more than the model: what gains only where a whole network is in blocked layouts, or a few rows
+are led back through a block, greedy search alone does not reach."""
 
 
 def check_seed(seed: int) -> None:

@@ -118,7 +118,7 @@ def test_an_unknown_name_lists_the_known_ones():
 def test_a_missing_package_names_itself_and_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "rlflow_tvm.agents.training", None)
     kind = dataclasses.replace(AGENTS["ppo"], train_function="rlflow_tvm.agents.training:train")
-    with pytest.raises(AgentError, match=r"pip install rlflow_tvm\[agents\]"):
+    with pytest.raises(AgentError, match=r"pip install 'rlflow_tvm\[agents\]'"):
         kind.train(None, None, 1, 0, "out")
 
 
@@ -131,7 +131,8 @@ def test_every_name_of_the_room_says_what_is_missing(name):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout in (
         "",
-        "agents need torch, which is not installed; pip install rlflow_tvm[agents] (Python 3.11)\n",
+        "agents need torch, which is not installed: pip install 'rlflow_tvm[agents]', in Python 3.11 (DGL is not there "
+        "for later ones)\n",
     )
     assert done.stdout or name in ("PPOConfig", "Episode")  # which need none
 

@@ -76,5 +76,5 @@ def test_errors_are_one_line(address, tmp_path):
 
 def test_without_ray_the_remedy_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(AgentError, match=r"pip install rlflow_tvm\[ray\]"):
+    with pytest.raises(AgentError, match=r"pip install 'rlflow_tvm\[ray\]'"):
         train_on("auto", tmp_path)

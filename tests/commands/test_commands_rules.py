@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import onnx
 import pytest
 import typer
 
@@ -12,6 +13,7 @@ from rlflow_tvm import rules
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes import CATALOGUE
 from rlflow_tvm.passes.proofs import read_rules
+from rlflow_tvm.passes.rules import FAMILIES
 
 RIGHT = {"name": "commuted", "family": "test", "equation": "add(x, y) => add(y, x)", "when": []}
 WRONG = {"name": "swapped", "family": "test", "equation": "subtract(x, y) => subtract(y, x)",
@@ -114,6 +116,23 @@ def test_the_catalogue_is_listed_with_its_sites(run, tmp_path):
     assert [row["name"] for row in rows] == [rule.name for rule in CATALOGUE if rule.family == "cancel"]
     assert all(row["sites"]["zoo:demo"] >= 0 and "over" in row["proof"] for row in rows)
     assert "relu(relu(x)) => relu(x)" in result.stdout
+
+
+def test_a_file_of_the_catalogue_is_listed_with_sites_in_shapes_of_ones_own(tmp_path, capsys):
+    """By the name that orders of passes give it."""
+    path, out = tmp_path / "relus.onnx", tmp_path / "rules.json"
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 4]) for name in "xy")
+    nodes = [onnx.helper.make_node("Relu", [a], [b]) for a, b in ("xa", "ay")]
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [x], [y]), ir_version=8), path)
+    model = f"{path}@x=3,4"
+    rules.list_rules(family="elementwise", model=[model], json=out)
+    rows = {row["name"]: row for row in json.loads(out.read_text())}
+    assert list(rows) == [rule.name for rule in FAMILIES["elementwise"]]
+    assert rows["relu_idempotent"]["sites"] == {model: 1}
+    capsys.readouterr()
+    with pytest.raises(typer.Exit):
+        rules.list_rules(model=[str(path)])
+    assert "FILE@x=1,4" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
