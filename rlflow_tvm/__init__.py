@@ -1,10 +1,11 @@
 """rlflow_tvm: a superoptimiser for Apache TVM.
 
-    import tvm, rlflow_tvm as rl
+    import rlflow_tvm as rl
+    from rlflow_tvm.cost import default_path
 
     mod = rl.from_onnx("model.onnx")
-    mod = rl.Superoptimize(target)(mod)
-    executable = rl.compile(mod, target)
+    mod = rl.Superoptimize("llvm")(mod)
+    executable = rl.compile(mod, "llvm", database=default_path())
 
 Importing the package registers the build pipeline "rlflow" with Relax; importing `rlflow_tvm.envs` registers the
 environment with gymnasium.

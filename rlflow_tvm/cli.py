@@ -214,7 +214,7 @@ def progress_bar(title: str) -> Iterator[Callable[..., None]]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[text]}"),
     )
-    with Progress(*columns, console=console, transient=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=None, text="")
         told_at, known, told = time.monotonic(), "", ""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from documents import DOCS, Reader, blocks, differences
 
-PAGES = ("tutorial.md", "howto-pipelines.md", "explanation.md")
+PAGES = ("tutorial.md", "howto-pipelines.md", "howto-own.md", "explanation.md")
 
 
 @pytest.fixture(autouse=True)
@@ -74,11 +74,30 @@ def test_the_imitated_environment_has_tvm_alone(tmp_path: Path) -> None:
     assert done.stdout == "cpu:0\n", done.stderr
 
 
+def prose(page: Path) -> str:
+    """Without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link to a heading of the page says behind its #."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_pages_link_to_what_is_there() -> None:
-    for page in (DOCS.parent / "README.md", *DOCS.glob("*.md"), *DOCS.glob("reference/*.md")):
-        prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose):
-            assert "://" in link or (page.parent / link).exists(), f"{page.name}: {link}"
+    root, found = DOCS.parent, 0
+    pages = (root / "README.md", root / "CONTRIBUTING.md", *DOCS.glob("*.md"), *DOCS.glob("*/*.md"))
+    for page in pages:
+        words = re.sub(r"`[^`]*`", "", prose(page))
+        for link, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", words):
+            if "://" in link:
+                continue
+            to = page.parent / link if link else page
+            assert to.exists(), f"{page.name}: {link}"
+            assert not anchor or anchor in anchors(to), f"{page.name}: {link}#{anchor}"
+            found += bool(anchor)
+    assert found > 5
 
 
 TEXT = """
