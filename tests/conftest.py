@@ -9,7 +9,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from rlflow_tvm.cost import timer
+from rlflow_tvm.cost import bench, timer
+from rlflow_tvm.cost.calibration import PATIENCE
 from rlflow_tvm.frontend.net import Net
 
 
@@ -29,10 +30,18 @@ def package_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_pause() -> Iterator[None]:
-    """Beside other tests no moment is calm: nobody waits for one."""
+    """Beside other tests no moment is calm: nobody waits for one, here or in the processes that tests start."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timer, "_PAUSE_SECS", 0.0)
+        patch.setenv(PATIENCE, "0")
+        for module in (bench, timer):
+            patch.setattr(module, "_PAUSE_SECS", 0.0)
         yield
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured in an uneasy moment is tried again, as usual."""
+    monkeypatch.delenv(PATIENCE)
 
 
 @pytest.fixture(scope="session")

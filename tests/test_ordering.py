@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +29,7 @@ from rlflow_tvm.passes import OrderedPasses
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.operations import Operations
 from rlflow_tvm.passes.ordering import PASSES
+from tests.command_process import run_command
 from tests.small_models import bound, module, wasteful
 
 
@@ -136,8 +137,7 @@ def test_random_passes_are_of_those_that_may_change_something():
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rlflow_tvm.train", "--env", "pass-ordering", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_command("rlflow_tvm.train", ["--env", "pass-ordering", *arguments], os.environ, 300.0)
 
 
 def test_the_command_trains_on_models(tmp_path):

@@ -13,6 +13,7 @@ from tvm import tirx
 from tvm.target import Target
 
 from rlflow_tvm.cost.caches import Caches
+from rlflow_tvm.cost.calibration import most_tries
 from rlflow_tvm.cost.launch import idle_secs, launch_timer
 from rlflow_tvm.cost.measurement import DISTURBED
 from rlflow_tvm.cost.metrics import kernel_buffers
@@ -36,7 +37,6 @@ _LAUNCH_TRIES = 3
 _QUEUE_SECS = 1e-3
 _MOST_QUEUED = 200
 _LEAST_SHARE = 0.05  # of its time, which a kernel keeps when what launching it takes is subtracted
-_TRIES = 3
 _PAUSE_SECS = 0.2  # between two, in which whatever disturbed may end
 _IN_VAIN = 3  # kernels in a row for which all tries were disturbed: on a machine that is always busy one must do
 
@@ -63,7 +63,7 @@ class Bench:
         self._place = place
         self._caches = caches
         self._reference = Reference(target, place) if target.kind.name == "llvm" else None
-        self._in_vain = 0
+        self._tries, self._in_vain = most_tries(), 0
         self._idle_secs: float | None = None
 
     def build(self, func: tirx.PrimFunc) -> tvm.runtime.Module:
@@ -137,7 +137,7 @@ class Bench:
         """What `series` gives while nothing disturbs the machine, and the slowdown, by the reference kernel or by what
         it says itself; after some tries in vain what it gave when least was. `usual_secs` as in `Pace`."""
         best: tuple[T, float] | None = None
-        for turn in range(1 if self._in_vain >= _IN_VAIN else _TRIES):
+        for turn in range(1 if self._in_vain >= _IN_VAIN else self._tries):
             if turn:
                 time.sleep(_PAUSE_SECS)
             before = self.reference.slowdown(usual_secs)

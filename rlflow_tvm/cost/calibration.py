@@ -30,6 +30,7 @@ of the machine, and what did not have to wait would be reckoned to a tenth. So n
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -37,12 +38,14 @@ import numpy as np
 
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.reference import MOST
+from rlflow_tvm.errors import UsageError
 
 log = logging.getLogger("rlflow_tvm")
 
 CALM = 0.025
 """The unrest up to which a rehearsal is taken as it is: in calm hours it is a hundredth, seldom two."""
-_TRIES = 3
+PATIENCE = "RLFLOW_TVM_PATIENCE"
+"""The environment's variable that says how often what was measured in an uneasy moment is tried again; 2 by default."""
 _IN_VAIN = 3  # rehearsals in a row: on a machine that is never calm one try must do
 _LEAST_SHARE = 0.25  # of a rehearsal's time: the fewer launches tell the moment, the more of their own noise is in it
 _USUAL = 0.04  # deviation of a logarithm from the line: kernels that are further off count as if they were so far off
@@ -111,16 +114,24 @@ def unrest_of(known: Mapping[str, Measurement], told: Told) -> float:
     return float(_MAD * off[order][middle])
 
 
+def most_tries() -> int:
+    """How often something is measured until the moment is calm, at most. UsageError where `PATIENCE` is no number."""
+    said = os.environ.get(PATIENCE, "2")
+    if not said.isdecimal():
+        raise UsageError(f"{PATIENCE}={said}: a whole number is expected, of tries after an uneasy one (0: none)")
+    return 1 + int(said)
+
+
 class Patience:
     """How often a rehearsal is tried until its moment is calm: where tries were in vain again and again, once."""
 
     def __init__(self) -> None:
-        self._in_vain, self._told = 0, False
+        self._tries, self._in_vain, self._told = most_tries(), 0, False
 
     @property
     def tries(self) -> int:
         """Of the next rehearsal, at most."""
-        return 1 if self._in_vain >= _IN_VAIN else _TRIES
+        return 1 if self._in_vain >= _IN_VAIN else self._tries
 
     def note(self, unrest: float) -> None:
         """What the calmest try was like."""

@@ -8,6 +8,7 @@ the twin block further down: so what was tried in one of them is known of the ot
 from __future__ import annotations
 
 import hashlib
+from itertools import count
 
 import numpy as np
 
@@ -35,12 +36,14 @@ def place_keys(
     sources, destinations = np.asarray(links).T
     numbers = np.asarray(rules).astype(np.uint64) * np.uint64(64)
     around, keys = mixed(np.asarray(kinds, np.uint64)), [mixed(numbers + np.uint64(_RULE))]
-    for radius in range(radii[-1] + 1):
+    for radius in count():
         if radius in radii:
             key = mixed(numbers + np.uint64(radius))
             for column in np.asarray(nodes).T:
                 key = mixed(key ^ np.where(column >= 0, around[column], np.uint64(1)))
             keys.append(key)
+        if radius == radii[-1]:
+            break
         # sums, for a node's producers and consumers have no order; one direction told from the other
         produced, consumed = np.zeros_like(around), np.zeros_like(around)
         np.add.at(produced, destinations, mixed(around[sources]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import shutil
 import sys
 from pathlib import Path
 
@@ -245,9 +246,17 @@ def run(candidates, folder, steps: int, **options):
     return train(env, CONFIG, steps, 0, folder, policy="candidate", checkpoint_secs=0.0, **options)
 
 
-def test_a_resumed_training_equals_an_uninterrupted_one(candidates, tmp_path):
+@pytest.fixture(scope="module")
+def short(candidates, tmp_path_factory) -> Path:
+    """The folder of a short training."""
+    folder = tmp_path_factory.mktemp("short")
+    run(candidates, folder, 60)
+    return folder
+
+
+def test_a_resumed_training_equals_an_uninterrupted_one(candidates, short, tmp_path):
     run(candidates, tmp_path / "straight", 120)
-    run(candidates, tmp_path / "broken", 60)
+    shutil.copytree(short, tmp_path / "broken")
     run(candidates, tmp_path / "broken", 120, resume=True)
     assert_same_training(tmp_path / "straight", tmp_path / "broken")
 
@@ -260,10 +269,9 @@ def test_workers_give_the_training_of_one_process(candidates, tmp_path, monkeypa
     assert_same_training(tmp_path / "alone", tmp_path / "together")
 
 
-def test_a_stored_agent_acts_as_it_did(candidates, tmp_path):
-    result = run(candidates, tmp_path, 60)
+def test_a_stored_agent_acts_as_it_did(candidates, short):
     env = candidates.ToyCandidateEnv(length=5, horizon=10)
-    agent = load_agent(result.checkpoint, env.observation_space)
+    agent = load_agent(short / "agent.safetensors", env.observation_space)
     assert isinstance(agent, Agent)
     observation, _ = env.reset(seed=0)
     probabilities = agent.probabilities(observation)
@@ -288,10 +296,9 @@ def test_an_agent_that_never_looked_at_places_does_not_begin_to(candidates, tmp_
     np.testing.assert_array_equal(agent.probabilities(observation), before)
 
 
-def test_more_candidates_than_it_was_trained_with_do_no_harm(candidates, tmp_path):
-    result = run(candidates, tmp_path, 60)
+def test_more_candidates_than_it_was_trained_with_do_no_harm(candidates, short):
     wide = candidates.ToyCandidateEnv(most=200, length=12)
-    agent = load_agent(result.checkpoint, wide.observation_space)
+    agent = load_agent(short / "agent.safetensors", wide.observation_space)
     observation, _ = wide.reset(seed=0)
     assert agent.probabilities(observation).shape == (201,)
     assert agent.act(observation) in (*range(24), 200)

@@ -62,7 +62,7 @@ def test_it_ends_where_ten_steps_found_nothing_cheaper(toy, learner):
             told = super().reset(seed=seed, options=options)
             self.state = ((toy.HOT,) * 40, (0,) * 39)
             self.cheapest = ((toy.GOLD,), ())
-            return self._observation(), told[1]
+            return self.observed(), told[1]
 
     env = Idle(horizon=30)
     openings = GATHERING, Opening(likeliest=True)

@@ -140,10 +140,10 @@ def test_what_saved_before_is_likelier_and_what_cost_less_likely(toy):
     assert probability() < before < saved
 
 
-@pytest.fixture
-def stored(toy, tmp_path):
+@pytest.fixture(scope="module")
+def stored(toy, tmp_path_factory):
     config = PPOConfig(hidden=16, rounds=1, steps_per_update=20, n_epochs=1)
-    return train(toy.ToyRewriteEnv(length=5), config, 1, seed=0, out_dir=tmp_path / "out").checkpoint
+    return train(toy.ToyRewriteEnv(length=5), config, 1, seed=0, out_dir=tmp_path_factory.mktemp("out")).checkpoint
 
 
 def test_a_checkpoint_knows_the_places_of_its_training(toy, stored):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,12 +34,18 @@ def env(toy):
     return toy.ToyRewriteEnv(length=5, horizon=4, random_start=True)
 
 
-@pytest.fixture
-def straight(env, tmp_path):
-    """An uninterrupted training of six updates or so, and where it was after each."""
-    folder = tmp_path / "straight"
-    train(env, CONFIG, 240, seed=3, out_dir=folder)
+@pytest.fixture(scope="module")
+def uninterrupted(toy, tmp_path_factory):
+    """A training of six updates or so, and where it was after each."""
+    folder = tmp_path_factory.mktemp("training") / "straight"
+    train(toy.ToyRewriteEnv(length=5, horizon=4, random_start=True), CONFIG, 240, seed=3, out_dir=folder)
     return folder
+
+
+@pytest.fixture
+def straight(uninterrupted, tmp_path):
+    """Its folder, to do with as one likes."""
+    return shutil.copytree(uninterrupted, tmp_path / "straight")
 
 
 @pytest.mark.parametrize("updates", [1, 3])
@@ -235,7 +242,7 @@ def test_a_truncated_episode_ends_with_the_value_of_its_last_observation(toy):
         episode = collect_episode(env, learner.policy, episode_rng(0, number))
         ends.add(episode.truncated)
         assert episode.terminated != episode.truncated
-        seen = learner.policy.compact(env._observation())  # with what the episode itself has told of places
+        seen = learner.policy.compact(env.observed())  # with what the episode itself has told of places
         expected = learner.policy.value(seen) if episode.truncated else 0.0
         assert episode.bootstrap == expected
         replay = toy.ToyRewriteEnv(length=6, horizon=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -208,8 +209,8 @@ def test_random_episodes_of_workers_make_the_same_training(env, straight, tmp_pa
     assert_same_training(straight, tmp_path / "two")
 
 
-def test_what_cannot_be_is_told(env, tmp_path):
-    train(env, SMALL, 60, 0, tmp_path / "b")
+def test_what_cannot_be_is_told(env, short, tmp_path):
+    shutil.copytree(short, tmp_path / "b")
     with pytest.raises(AgentError, match="total_steps was 60, is 100"):
         train(env, SMALL, 100, 0, tmp_path / "b", resume=True)
     (tmp_path / "b" / "rollouts" / "000001.safetensors").write_bytes(b"nothing")
@@ -223,10 +224,8 @@ def test_what_cannot_be_is_told(env, tmp_path):
     assert WorldModelConfig.from_dict(SMALL.as_dict()) == SMALL
 
 
-def test_a_loaded_agent_acts_as_the_best_controller(env, tmp_path):
-    result = train(env, SMALL, 100, 0, tmp_path)
-    agent = load_agent(result.checkpoint, env.observation_space)
-    again = load_agent(result.checkpoint)
+def test_a_loaded_agent_acts_as_the_best_controller(env, short):
+    agent, again = (load_agent(short / "agent.safetensors", space) for space in (env.observation_space, None))
     for seed in range(3):
         observation, _ = env.reset(seed=seed)
         agent.begin()

@@ -34,14 +34,14 @@ class ToyCandidateEnv(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
         super().reset(seed=seed)
-        _, info = self.chain.reset(seed=seed, options=options)
+        info = self.chain.begin(seed, options)
         return self._observation(), info
 
     def step(self, action: Any) -> tuple[dict, float, bool, bool, dict]:
         number, illegal = int(action), (len(RULES), 1)
         found = self._found[number] if number < len(self._found) else illegal
         rule, location = (len(RULES), 0) if number == self.most else found
-        _, reward, terminated, truncated, info = self.chain.step((rule, location))
+        reward, terminated, truncated, info = self.chain.move((rule, location))
         return self._observation(), reward, terminated, truncated, info
 
     def _observation(self) -> dict[str, Any]:

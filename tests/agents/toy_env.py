@@ -11,6 +11,7 @@ So a greedy search paints everything (1 a node), while heating two nodes and fus
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -103,6 +104,11 @@ class ToyRewriteEnv(gymnasium.Env):
         self.steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
+        info = self.begin(seed, options)
+        return self.observed(), info
+
+    def begin(self, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
+        """A new episode; its info."""
         super().reset(seed=seed)
         length, bonds = self.length, tuple(1 - i % 2 for i in range(self.length - 1))
         if self.random_start:
@@ -114,9 +120,14 @@ class ToyRewriteEnv(gymnasium.Env):
             self.state = tuple(colours), tuple(found)
         self.cheapest, self.better = self.state, 0
         self.patience = (options or {}).get("patience", self.horizon)
-        return self._observation(), {"run_secs": cost(self.state) * 1e-3, "rule": "reset"}
+        return {"run_secs": cost(self.state) * 1e-3, "rule": "reset"}
 
     def step(self, action: Any) -> tuple[dict, float, bool, bool, dict]:
+        reward, terminated, truncated, info = self.move(action)
+        return self.observed(), reward, terminated, truncated, info
+
+    def move(self, action: Any) -> tuple[float, bool, bool, dict]:
+        """A step, unseen."""
         rule, location = (int(part) for part in action)
         self.steps += 1
         before, name, terminated, reward = cost(self.state), "stop", rule == len(RULES) and location == 0, 0.0
@@ -136,26 +147,32 @@ class ToyRewriteEnv(gymnasium.Env):
         if terminated or truncated:
             plan = [list(part) for part in self.cheapest]
             info["episode"] = {"model": "toy", "run_secs": cost(self.cheapest) * 1e-3, "plan": plan}
-        return self._observation(), reward, terminated, truncated, info
+        return reward, terminated, truncated, info
 
-    def _observation(self) -> dict[str, Any]:
-        colours, bonds = self.state
-        links = np.array([(i, i + 1) for i in range(len(bonds))], dtype=np.int64).reshape(-1, 2)
-        edges = np.array([(bond, 1.0) for bond in bonds], dtype=np.float32).reshape(-1, 2)
-        nodes = np.array([(colour, COST[colour] / 11, 1.0) for colour in colours], dtype=np.float32)
-        mask = np.zeros(self.observation_space["location_mask"].shape, dtype=np.int8)
-        location_nodes = np.full(self.observation_space["location_nodes"].shape, -1, dtype=np.int32)
-        for rule, found in enumerate(sites(self.state)):
-            for location, site in enumerate(found[: mask.shape[1]]):
-                mask[rule, location] = 1
-                location_nodes[rule, location, : len(site)] = site
-        places, found = np.zeros((*mask.shape, 3), dtype=np.int64), mask.nonzero()
-        places[found] = place_keys(np.array(colours, np.uint64), links, found[0], location_nodes[found], radii=(0, 1))
-        mask[len(RULES), 0] = 1
-        return {
-            "graph": spaces.GraphInstance(nodes, edges, links),
-            "rule_mask": mask.any(axis=1).astype(np.int8),
-            "location_mask": mask,
-            "location_nodes": location_nodes,
-            "location_places": places,
-        }
+    def observed(self) -> dict[str, Any]:
+        """What an agent sees of the chain as it is."""
+        return deepcopy(_observed(self.state, self.observation_space["location_nodes"].shape))
+
+
+@cache
+def _observed(state: State, shape: tuple[int, int, int]) -> dict[str, Any]:
+    colours, bonds = state
+    links = np.array([(i, i + 1) for i in range(len(bonds))], dtype=np.int64).reshape(-1, 2)
+    edges = np.array([(bond, 1.0) for bond in bonds], dtype=np.float32).reshape(-1, 2)
+    nodes = np.array([(colour, COST[colour] / 11, 1.0) for colour in colours], dtype=np.float32)
+    mask = np.zeros(shape[:2], dtype=np.int8)
+    location_nodes = np.full(shape, -1, dtype=np.int32)
+    for rule, found in enumerate(sites(state)):
+        for location, site in enumerate(found[: mask.shape[1]]):
+            mask[rule, location] = 1
+            location_nodes[rule, location, : len(site)] = site
+    places, found = np.zeros((*mask.shape, 3), dtype=np.int64), mask.nonzero()
+    places[found] = place_keys(np.array(colours, np.uint64), links, found[0], location_nodes[found], radii=(0, 1))
+    mask[len(RULES), 0] = 1
+    return {
+        "graph": spaces.GraphInstance(nodes, edges, links),
+        "rule_mask": mask.any(axis=1).astype(np.int8),
+        "location_mask": mask,
+        "location_nodes": location_nodes,
+        "location_places": places,
+    }

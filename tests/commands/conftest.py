@@ -15,9 +15,9 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One kernel database for all commands, so that a kernel is measured once."""
-    return tmp_path_factory.mktemp("home")
+def home(package_home: Path) -> Path:
+    """One kernel database for all commands and for what calls the package here, so that a kernel is measured once."""
+    return package_home
 
 
 @pytest.fixture(scope="session")

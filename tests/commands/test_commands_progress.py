@@ -18,7 +18,7 @@ def test_where_there_is_no_terminal_a_line_now_and_then_tells_how_far_the_work_i
     with cli.progress_bar("measuring") as bar:
         for done in range(3):
             bar(done, 3, "so many kernels")
-    told = [line.strip() for line in out.getvalue().splitlines() if line.strip()]
+    told = [line.strip() for line in out.getvalue().splitlines()]
     assert told == [f"measuring: {done} of 3 so many kernels" for done in range(lines)]
 
 
@@ -31,7 +31,7 @@ def test_what_goes_on_meanwhile_is_told_beside_how_far_the_work_is(monkeypatch):
         bar(2, 100, "0.3 ms")
         cli.kernels_told(bar)(1, 1)
         bar(3, 100, "0.2 ms")
-    told = [line.strip() for line in out.getvalue().splitlines() if line.strip()]
+    told = [line.strip() for line in out.getvalue().splitlines()]
     assert told == [
         "searching: (kernel 1 of 9)",
         "searching: 2 of 100 0.3 ms",

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-STEPS = 40
+STEPS, HORIZON = 40, 5
 
 
 @pytest.fixture(scope="module")
 def trained(run, network, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("trained")
     completed = run(
-        "train", network, "--steps", STEPS, "--horizon", 20, "--out", out / "agent", "--json", out / "train.json"
+        "train", network, "--steps", STEPS, "--horizon", HORIZON, "--out", out / "agent", "--json", out / "train.json"
     )
     assert completed.returncode == 0, completed.stderr
     return out
@@ -60,16 +60,16 @@ def test_agent_searches_and_its_plan_compares(run, network, trained, tmp_path):
 
 
 def test_train_refuses_an_existing_folder_and_resumes_it(run, network, trained):
-    again = run("train", network, "--steps", STEPS, "--horizon", 20, "--out", trained / "agent")
+    again = run("train", network, "--steps", STEPS, "--horizon", HORIZON, "--out", trained / "agent")
     assert again.returncode == 1
     assert "resume" in again.stderr
-    more = run("train", network, "--steps", 2 * STEPS, "--horizon", 20, "--out", trained / "agent", "--resume")
+    more = run("train", network, "--steps", 2 * STEPS, "--horizon", HORIZON, "--out", trained / "agent", "--resume")
     assert more.returncode == 0, more.stderr
 
 
 def test_killed_training_goes_on_and_the_database_is_whole(run, home, network, tmp_path):
     out = tmp_path / "agent"
-    options = ("--steps", "100000", "--horizon", "20", "--out", str(out))
+    options = ("--steps", "100000", "--horizon", str(HORIZON), "--out", str(out))
     arguments = [sys.executable, "-m", "rlflow_tvm.train", str(network), *options]
     process = subprocess.Popen(
         arguments, env={**os.environ, "RLFLOW_TVM_HOME": str(home)}, stderr=subprocess.DEVNULL, start_new_session=True
@@ -81,7 +81,7 @@ def test_killed_training_goes_on_and_the_database_is_whole(run, home, network, t
         time.sleep(0.2)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    resumed = run("train", network, "--steps", 1, "--horizon", 20, "--out", out, "--resume")
+    resumed = run("train", network, "--steps", 1, "--horizon", HORIZON, "--out", out, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     with sqlite3.connect(home / "kernels.sqlite") as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -17,6 +17,8 @@ from rlflow_tvm.cost.operands import divisors
 from rlflow_tvm.cost.place import Here
 from rlflow_tvm.cost.reference import Pace, Reference
 
+pytestmark = pytest.mark.usefixtures("patience")
+
 
 class Slowdowns:
     """In place of the reference kernel: what it is told to say, before and after each series, then nothing unusual."""
@@ -54,7 +56,6 @@ def timed(place, target, monkeypatch):
         return [series[-1]] * 7
 
     monkeypatch.setattr(bench, "_time", time)
-    monkeypatch.setattr(bench, "_PAUSE_SECS", 0.0)
     made.series = series
     return made
 

@@ -14,9 +14,12 @@ from test_cost_rehearsal import KILLED, Ending, steps
 
 from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, Measurement
 from rlflow_tvm.cost import timer as timer_module
-from rlflow_tvm.cost.calibration import CALM, Moment, Patience, Told, moment_of, unrest_of
+from rlflow_tvm.cost.calibration import CALM, PATIENCE, Moment, Patience, Told, moment_of, unrest_of
 from rlflow_tvm.cost.known_times import KnownTimes
+from rlflow_tvm.errors import UsageError
 from rlflow_tvm.ir import detach
+
+pytestmark = pytest.mark.usefixtures("patience")
 
 BAD = Measurement(error="boom", error_kind="run")
 
@@ -117,6 +120,15 @@ def test_patience_ends_where_it_is_in_vain(caplog):
     assert [record.message for record in caplog.records if "8 %" in record.message] == [caplog.records[0].message]
     patience.note(CALM)
     assert patience.tries > 1
+
+
+def test_how_much_patience_there_is_can_be_said(monkeypatch):
+    for said, tries in (("0", 1), ("5", 6)):
+        monkeypatch.setenv(PATIENCE, said)
+        assert Patience().tries == tries
+    monkeypatch.setenv(PATIENCE, "some")
+    with pytest.raises(UsageError, match="RLFLOW_TVM_PATIENCE=some: a whole number is expected"):
+        Patience()
 
 
 class UneasyTimer(KernelTimer):

@@ -10,11 +10,12 @@ import agents_anew
 import agents_report
 import pytest
 from agents_results import gains_anew, run_name
+from fake_workers import workers_by
 from run_rows import run_row, write_runs
 from small_models import bound, conv_chain
 
 from rlflow_tvm.cli import parse_target
-from rlflow_tvm.cost import KernelDatabase
+from rlflow_tvm.cost import KernelDatabase, timer
 from rlflow_tvm.kernels import vector_lanes
 from rlflow_tvm.passes import GraphState, default_rules
 from rlflow_tvm.search.result import moves
@@ -46,6 +47,8 @@ def runs(tmp_path, monkeypatch):
     rows = [run_row(method, 0, 8.0, prices=ours, **agents.told_of_plan(plan)) for method, plan in plans.items()]
     monkeypatch.setattr(agents_anew, "from_onnx", lambda _path: bound(conv_chain()))
     monkeypatch.setattr(agents_anew, "model_path", lambda name: name)
+    # kernels take what their multiplications and additions do
+    monkeypatch.setattr(timer, "LocalWorkers", workers_by(lambda features, _cold: 1e-6 + 1e-11 * features["flops"]))
     monkeypatch.setattr(multiprocessing, "get_context", lambda _kind: type("Context", (), {"Process": Inline}))
     return write_runs(tmp_path, *rows)
 

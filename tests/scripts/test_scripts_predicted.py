@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 from itertools import count
 
@@ -36,10 +37,10 @@ class Made(KernelTimer):
         return [self.lookup(kernel, in_graph=True) for kernel in kernels]
 
 
-@pytest.fixture
-def database(network, tmp_path):
-    """Of kernels along a random walk, as many as it takes to learn from."""
-    path, rng = tmp_path / "kernels.sqlite", np.random.default_rng(0)
+@pytest.fixture(scope="module")
+def walked(network, tmp_path_factory):
+    """A database of kernels along a random walk, as many as it takes to learn from."""
+    path, rng = tmp_path_factory.mktemp("walked") / "kernels.sqlite", np.random.default_rng(0)
     with KernelDatabase(path) as opened, Made(TARGET, opened) as timer:
         opened.put(LAUNCH_KEY, timer.target_key, ONCE_VERSION, Measurement(run_secs=1e-7, repeats=1))
         problem = RewriteProblem(from_onnx(network), CostModel(TARGET, timer=timer))
@@ -53,6 +54,12 @@ def database(network, tmp_path):
             following = problem.successor(state, action)
             state = problem.start if following is None or len(state.actions) > 8 else following[0]
     return path
+
+
+@pytest.fixture
+def database(walked, tmp_path):
+    """A copy, to write into."""
+    return shutil.copy(walked, tmp_path / "kernels.sqlite")
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -98,6 +99,14 @@ def searches(problem: RewriteProblem) -> dict[str, Any]:
     }
 
 
+@cache
+def on_conv_net(name: str) -> tuple[RewriteProblem, SearchResult, list[tuple[int, int, float]]]:
+    """What a search finds there, and what it tells on its way."""
+    calls: list[tuple[int, int, float]] = []
+    problem = problem_of(conv_net())
+    return problem, searches(problem)[name].run(problem, lambda *call: calls.append(call)), calls
+
+
 def run(name: str, mod, rules: RuleSet | None = None, **cost) -> SearchResult:
     problem = problem_of(mod, rules, **cost)
     return searches(problem)[name].run(problem)
@@ -116,14 +125,14 @@ def test_result_is_never_worse_than_the_start(search, model):
 
 @pytest.mark.parametrize("search", NAMES)
 def test_result_is_the_same_twice(search):
-    one, two = run(search, conv_net()), run(search, conv_net())
+    one, two = on_conv_net(search)[1], run(search, conv_net())
     assert one.plan == two.plan
     assert (one.curve, one.env_steps) == (two.curve, two.env_steps)
 
 
 @pytest.mark.parametrize("search", NAMES)
 def test_curve_only_falls(search):
-    result = run(search, conv_net())
+    _, result, _ = on_conv_net(search)
     steps, costs = zip(*result.curve, strict=True)
     assert (steps[0], costs[0]) == (0, result.run_secs_before)
     assert list(steps) == sorted(steps)
@@ -135,9 +144,7 @@ def test_curve_only_falls(search):
 
 @pytest.mark.parametrize("search", NAMES)
 def test_progress_is_reported(search):
-    calls: list[tuple[int, int, float]] = []
-    problem = problem_of(conv_net())
-    result = searches(problem)[search].run(problem, lambda *call: calls.append(call))
+    _, result, calls = on_conv_net(search)
     assert calls[-1][0] == result.env_steps
     assert calls[-1][2] == result.run_secs_after
     assert all(done <= budget for done, budget, _ in calls)
