@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -47,8 +48,9 @@ class Estimator(KernelEstimator):
         return super().estimate(asked, graph=tuple, **options)
 
 
+@cache
 def kernels(count: int, seed: int) -> list[Kernel]:
-    """Products of random shapes, none of another seed among them."""
+    """Products of random shapes, none of another seed among them; not to be changed."""
     rng = np.random.default_rng(seed)
     made = []
     for i in range(count):

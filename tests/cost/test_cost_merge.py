@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from rlflow_tvm.cost.merge import Merged, merge
 from rlflow_tvm.cost.reference import rescaled
 from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.errors import CostError
+from tests.command_process import run_command
 
 
 def database(path: Path, rows: dict[str, Measurement], target: str = "t") -> Path:
@@ -206,8 +207,7 @@ def test_what_is_reckoned_to_a_disturbed_reference_is_forgotten_with_it(tmp_path
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    call = [sys.executable, "-m", "rlflow_tvm.cost", *map(str, arguments)]
-    return subprocess.run(call, capture_output=True, text=True, check=False)
+    return run_command("rlflow_tvm.cost", list(map(str, arguments)), os.environ, 120.0)
 
 
 def test_the_command(tmp_path):

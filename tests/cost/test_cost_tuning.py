@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -38,13 +40,31 @@ def module():
     return builder.finalize()
 
 
+@contextmanager
+def few_at_once() -> Iterator[None]:
+    """As few candidates in a generation as MetaSchedule takes: what it finds is no matter here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlflow_tvm.cost.tuning._POPULATION", 50)
+        yield
+
+
+@pytest.fixture
+def invented(monkeypatch):
+    """Candidates take times that are made up, and compute what they should."""
+    secs = itertools.count(1)
+    monkeypatch.setattr(KernelTimer, "time", lambda *_, **__: Measurement(run_secs=1e-6 * next(secs)))
+    monkeypatch.setattr(KernelTimer, "difference", lambda *_: 0.0)
+    with few_at_once():
+        yield
+
+
 @pytest.fixture(scope="module")
 def tuned(module, target, tmp_path_factory):
     """The database after sixteen trials, the kernel, and what came of them."""
     path = tmp_path_factory.mktemp("tuning") / "kernels.sqlite"
     kernels = extract_kernels(module, target)
     steps = []
-    with KernelDatabase(path) as database, KernelTimer(target, database) as timer:
+    with KernelDatabase(path) as database, KernelTimer(target, database) as timer, few_at_once():
         (result,) = tune(kernels, timer, 16, on_progress=lambda *step: steps.append(step))
     assert steps == [(i + 1, 16, kernels[0].name) for i in range(16)]
     return path, kernels[0], result
@@ -71,7 +91,7 @@ def test_the_best_schedule_is_kept_with_both_times(tuned):
     assert json.loads(result.row.trace)
 
 
-def test_trials_are_made_once(tuned, target):
+def test_trials_are_made_once(tuned, target, invented):
     path, kernel, result = tuned
     steps = []
     with KernelDatabase(path) as database, KernelTimer(target, database) as timer:
@@ -95,7 +115,7 @@ def test_only_a_faster_schedule_is_used(tuned, module, target, rule_secs, rule):
         np.testing.assert_allclose(run(module, target, choices), run(module, target, Choices()), rtol=0, atol=1e-5)
 
 
-def test_half_a_line_is_taken_off(tuned, target):
+def test_half_a_line_is_taken_off(tuned, target, invented):
     path, kernel, _ = tuned
     (file,) = path.parent.glob("tuning/*/database_tuning_record.json")
     whole = file.read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -38,10 +39,10 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is no
 How = Callable[[tirx.PrimFunc], tirx.PrimFunc]
 
 
+@functools.cache
 def model(name: str, dtype: str = "float32") -> tvm.IRModule:
-    """A model of the zoo, cast to `dtype`."""
-    mod = from_onnx(zoo.path(name))
-    return mod if dtype == "float32" else to_half(mod, dtype)
+    """A model of the zoo, cast to `dtype`; not to be changed."""
+    return from_onnx(zoo.path(name)) if dtype == "float32" else to_half(model(name), dtype)
 
 
 def unscheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:

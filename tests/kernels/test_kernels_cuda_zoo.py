@@ -17,7 +17,6 @@ from cuda_checks import (
     TARGETS,
     compile_with_nvcc,
     cuda_source,
-    model,
     needs_nvcc,
     static_shared_bytes,
     threads,
@@ -25,10 +24,11 @@ from cuda_checks import (
 from tvm import tirx
 
 from rlflow_tvm.errors import FrontendError
-from rlflow_tvm.frontend import zoo
+from rlflow_tvm.frontend import from_onnx, zoo
 from rlflow_tvm.kernels import RULE_ATTR, Lowering, schedule_kernel
+from rlflow_tvm.kernels.precision import to_half
 
-BATCH = 24
+BATCH = 72
 """Kernels in one file."""
 
 HALF = {"resnet18": "float16", "bert-base": "bfloat16"}
@@ -41,15 +41,15 @@ def kernels() -> dict[str, list[tirx.PrimFunc]]:
     lowerings = {arch: Lowering(TARGETS[arch]) for arch in ARCHS}
     seen: dict[str, dict[str, tirx.PrimFunc]] = {arch: {} for arch in ARCHS}
     for name in zoo.names():
-        for dtype in ["float32", *([HALF[name]] if name in HALF else [])]:
-            try:
-                mod = model(name, dtype)
-            except FrontendError as error:
-                if "needs" in str(error):  # the extra [zoo] is not installed
-                    continue
-                raise
+        try:
+            mod = from_onnx(zoo.load(name))
+        except FrontendError as error:
+            if "needs" in str(error):  # the extra [zoo] is not installed
+                continue
+            raise
+        for each in (mod, *([to_half(mod, HALF[name])] if name in HALF else [])):
             for arch, lowering in lowerings.items():
-                for kernel in lowering.kernels(mod):
+                for kernel in lowering.kernels(each):
                     if kernel.key not in seen[arch]:
                         seen[arch][kernel.key] = schedule_kernel(kernel.func, TARGETS[arch])
     return {arch: list(found.values()) for arch, found in seen.items()}

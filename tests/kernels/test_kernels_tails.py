@@ -11,8 +11,7 @@ import tvm_ffi
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kernel_checks import TARGET
-from tvm import s_tir, tirx
-from tvm.script import tirx as T
+from tvm import s_tir, te, tirx
 
 from rlflow_tvm.kernels.llvm.tails import peel_tails
 
@@ -23,15 +22,9 @@ _GUARD = 8192
 def add_one(rows: int, columns: int) -> tirx.PrimFunc:
     """B = A + 1."""
 
-    @T.prim_func(s_tir=True)
-    def main(a: T.Buffer((rows, columns), "float32"), b: T.Buffer((rows, columns), "float32")) -> None:
-        T.func_attr({"tirx.noalias": True, "global_symbol": "main"})
-        for i, j in T.grid(rows, columns):
-            with T.sblock("add"):
-                vi, vj = T.axis.remap("SS", [i, j])
-                b[vi, vj] = a[vi, vj] + T.float32(1)
-
-    return main
+    a = te.placeholder((rows, columns), "float32", name="a")
+    add = te.compute((rows, columns), lambda i, j: a[i, j] + tirx.const(1, "float32"), name="add")
+    return te.create_prim_func([a, add]).with_attrs({"tirx.noalias": True, "global_symbol": "main"})
 
 
 def predicates(func: tirx.PrimFunc) -> list[str]:
