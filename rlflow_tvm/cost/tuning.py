@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib
 import json
 import logging
 import statistics
+import sys
 import tempfile
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -42,6 +45,8 @@ _BATCH = 16  # candidates between two steps of the search
 _TURNS = 3  # measurements of either schedule when the two are held against each other
 _DIFFERENCE = 1e-4  # of an output's range, by which the two may differ
 _LOGGER = "tvm.s_tir.meta_schedule"
+_INTRINSICS = "tvm.s_tir.tensor_intrin"
+_OF_PROCESSORS = ("x86", "arm_cpu", "riscv_cpu")
 
 Progress = Callable[[int, int, str], None]
 
@@ -129,17 +134,18 @@ def _tune(
             on_trial(count)
 
         candidates = Candidates(timer, kernel.cold, note)
-        context = ms.TuneContext(
-            mod=module,
-            target=timer.target,
-            space_generator="post-order-apply",
-            search_strategy=ms.search_strategy.EvolutionarySearch(population_size=_POPULATION),
-            task_name=kernel.key,
-            # another start after each earlier run, or the same first candidates would be tried again
-            rand_state=1 + (seed * 1_000_003 + tried) % (2**30),
-            num_threads=usable_processors(),
-            logger=logging.getLogger(_LOGGER),
-        )
+        with _intrinsics_of(timer.target):
+            context = ms.TuneContext(
+                mod=module,
+                target=timer.target,
+                space_generator="post-order-apply",
+                search_strategy=ms.search_strategy.EvolutionarySearch(population_size=_POPULATION),
+                task_name=kernel.key,
+                # another start after each earlier run, or the same first candidates would be tried again
+                rand_state=1 + (seed * 1_000_003 + tried) % (2**30),
+                num_threads=usable_processors(),
+                logger=logging.getLogger(_LOGGER),
+            )
         if tried < trials:
             ms.tune.tune_tasks(
                 tasks=[context],
@@ -156,6 +162,24 @@ def _tune(
             )
         best = records.query_schedule(module, timer.target, kernel.key)
     return TunedRow(None, None, None, trials) if best is None else _settle(kernel, timer, best, trials)
+
+
+@contextmanager
+def _intrinsics_of(target: tvm.target.Target) -> Iterator[None]:
+    """For a processor those of processors alone, in place of the module of all intrinsics, which `TuneContext` imports:
+    parsing them takes a minute, four fifths of it those of GPUs and DSPs. Whoever imports that later gets all."""
+    if target.kind.name != "llvm" or _INTRINSICS in sys.modules:
+        yield
+        return
+    package = types.ModuleType(_INTRINSICS)
+    package.__path__ = [str(Path(tvm.s_tir.__file__).with_name("tensor_intrin"))]
+    sys.modules[_INTRINSICS] = package
+    try:
+        for name in _OF_PROCESSORS:
+            importlib.import_module(f"{_INTRINSICS}.{name}")
+        yield
+    finally:
+        del sys.modules[_INTRINSICS]
 
 
 def _settle(kernel: Kernel, timer: KernelTimer, best: tvm.s_tir.Schedule, trials: int) -> TunedRow | None:
