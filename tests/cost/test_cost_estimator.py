@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from functools import cache
 from pathlib import Path
 
@@ -68,13 +69,23 @@ def folder(tmp_path_factory, target):
     return folder
 
 
+@pytest.fixture(scope="module")
+def taught(folder, target, tmp_path_factory):
+    """As that, with what is learnt from it beside."""
+    taught = shutil.copytree(folder, tmp_path_factory.mktemp("taught") / "learned")
+    with KernelDatabase(taught / "k.sqlite") as database, LawTimer(target, database) as timer:
+        Estimator(timer, ALL).estimate(kernels(1, 1))
+        assert learned_path(database.path, timer.target_key, timer.version).exists()
+        assert timer.measured == 0
+    return taught
+
+
 @pytest.fixture
-def timer(folder, target):
+def timer(taught, target, tmp_path):
     """All that it measures is of this test alone."""
-    with KernelDatabase(":memory:") as database:
-        take(database, folder)
-        with LawTimer(target, database) as timer:
-            yield timer
+    mine = shutil.copytree(taught, tmp_path / "learned")
+    with KernelDatabase(mine / "k.sqlite") as database, LawTimer(target, database) as timer:
+        yield timer
 
 
 def take(database: KernelDatabase, folder: Path) -> None:

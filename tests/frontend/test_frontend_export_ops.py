@@ -21,9 +21,8 @@ import rlflow_tvm.frontend
 from rlflow_tvm import ir
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.float_check import Pair, outputs, pairs
-from rlflow_tvm.frontend import from_onnx, onnxruntime_outputs, to_onnx
+from rlflow_tvm.frontend import onnxruntime_outputs, to_onnx
 from rlflow_tvm.frontend.export import EXPORTERS
-from rlflow_tvm.frontend.zoo_light import light_files
 from rlflow_tvm.passes import CATALOGUE
 from rlflow_tvm.passes.ops import CLASSES, OPERATORS
 from rlflow_tvm.passes.term import Apply, Item, Term
@@ -120,13 +119,6 @@ def test_every_operator_that_the_import_makes_has_an_exporter() -> None:
     known = {name for name in made if f"relax.{name}" in tvm.ir.Op.list_op_names()}
     assert len(known) > 100
     assert {f"relax.{name}" for name in known - _NEVER_LEFT} <= set(EXPORTERS)
-
-
-@pytest.mark.slow
-def test_every_operator_of_the_light_models_has_an_exporter() -> None:
-    for path in light_files().values():
-        calls = [b.value for b in ir.single_block(from_onnx(path)["main"]) if isinstance(b.value, relax.Call)]
-        assert {call.op.name for call in calls} <= set(EXPORTERS)
 
 
 @pytest.fixture(scope="module")

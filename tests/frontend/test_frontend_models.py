@@ -9,6 +9,7 @@ from tvm import relax
 
 from rlflow_tvm import ir
 from rlflow_tvm.frontend import from_onnx, zoo
+from rlflow_tvm.frontend.export import EXPORTERS
 from rlflow_tvm.frontend.zoo_light import light_files
 
 _CONVOLUTIONS = {
@@ -57,6 +58,7 @@ def test_light_models_import_from_the_wheel(name: str, operators) -> None:
     names = operators(mod)
     assert names.count("nn.conv2d") == _CONVOLUTIONS[name]
     assert not _NEVER_LEFT & set(names)
+    assert {f"relax.{name}" for name in names} <= set(EXPORTERS)
     constants = {t.name for t in model.graph.initializer}
     inputs = [i.name for i in model.graph.input if i.name not in constants]
     assert [p.name for p in mod["main"].params] == [name.replace("/", "_") for name in inputs]
