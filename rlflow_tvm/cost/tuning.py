@@ -167,7 +167,7 @@ def _tune(
 @contextmanager
 def _intrinsics_of(target: tvm.target.Target) -> Iterator[None]:
     """For a processor those of processors alone, in place of the module of all intrinsics, which `TuneContext` imports:
-    parsing them takes a minute, four fifths of it those of GPUs and DSPs. Whoever imports that later gets all."""
+    parsing them takes a minute, nearly all of it those of GPUs and DSPs. Whoever imports that later gets all."""
     if target.kind.name != "llvm" or _INTRINSICS in sys.modules:
         yield
         return
