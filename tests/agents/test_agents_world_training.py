@@ -68,7 +68,7 @@ def test_the_controller_never_touches_the_real_environment_in_its_dreams(env, tm
         raise AssertionError("the real environment was touched")
 
     env.close()
-    for name in ("reset", "step", "_observation"):
+    for name in ("reset", "step", "begin", "move", "observed"):
         monkeypatch.setattr(env, name, closed)
     training.control()
     assert training.counts.updates == SMALL.controller_updates
