@@ -115,10 +115,15 @@ def main_of(mod: tvm.IRModule) -> relax.Function:
 def detach(mod: tvm.IRModule) -> Detached:
     """Bring `mod` into the working form; constants become parameters in the order of their first use.
 
-    UsageError where `main` is not one dataflow block and cannot be made one. It may have no block at all, if it returns
-    parameters as they are.
+    UsageError where `main` is not one dataflow block and cannot be made one, or tensors are placed on devices. It may
+    have no block at all, if it returns parameters as they are.
     """
     func = main_of(mod)
+    if "vdevice" in mod.global_infos:
+        raise UsageError(
+            "the module places its tensors on virtual devices (vdevice), and what rewrites make is on none: give their "
+            "types no device, or realize them after rewriting"
+        )
     if not _is_one_block(func.body):
         mod = relax.transform.CanonicalizeBindings()(relax.transform.ConvertToDataflow(1)(mod))
         func = mod["main"]

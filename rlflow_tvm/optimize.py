@@ -60,7 +60,7 @@ def main(
         default_path,
         ratio_json,
     )
-    from rlflow_tvm.errors import CostError, UsageError
+    from rlflow_tvm.errors import CostError, KernelError, UsageError
     from rlflow_tvm.exporting import check_original, export, save_library
     from rlflow_tvm.frontend import from_onnx, to_onnx
     from rlflow_tvm.replay import compile
@@ -98,8 +98,8 @@ def main(
                 interruptible=True,
                 on_plan=unchecked.append,
             )
-        except (KeyboardInterrupt, CostError):
-            if unchecked and (place := _save(unchecked[0], plan)):  # the search had ended, or an error ended it
+        except (KeyboardInterrupt, CostError, KernelError):
+            if unchecked and (place := _save(unchecked[-1], plan)):  # the search had ended, or was ended
                 log.warning("outputs were not compared: the plan written to %s is unchecked", place)
             raise
         # before the modules are timed and written: neither Ctrl-C nor what fails there shall lose it

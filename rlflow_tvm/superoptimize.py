@@ -25,7 +25,7 @@ from rlflow_tvm.cost import (
     measure_interleaved,
 )
 from rlflow_tvm.envs import ENVIRONMENTS, RewriteProblem
-from rlflow_tvm.errors import AgentError, CostError, PlanError, RewriteError
+from rlflow_tvm.errors import AgentError, CostError, KernelError, PlanError, RewriteError
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.ir import main_of
 from rlflow_tvm.kernels import as_target, extract_kernels, num_cores, pipeline
@@ -53,7 +53,7 @@ def optimize(
 
     With `interruptible`, Ctrl-C ends the search with the best graph so far, and a second one the program. `on_plan` is
     told of the plan before its outputs are checked: that takes a while too, and may be interrupted; and of the best so
-    far where nothing can be measured any more (CostError).
+    far where the search is given up, or nothing can be built or measured any more (KernelError, CostError).
 
     RewriteError if its outputs on random inputs differ from those of `mod`, which says where the plan is kept; errors
     of the rooms below as they are.
@@ -62,7 +62,7 @@ def optimize(
     with _stopped_by_ctrl_c(problem) if interruptible else nullcontext():
         try:
             result = search.run(problem, progress)
-        except CostError:
+        except (CostError, KernelError, KeyboardInterrupt):
             if problem.best.actions and on_plan is not None:
                 on_plan(problem.best.plan)
             raise

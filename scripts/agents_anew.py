@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import multiprocessing
+import signal
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -78,6 +79,7 @@ def main() -> int:
     parser.add_argument("--target", default="llvm")
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         for model, methods in rows_of(options.folder).items():
             rows = [row for each in methods.values() for row in each]
@@ -88,7 +90,10 @@ def main() -> int:
                     continue
                 process = context.Process(target=_priced, args=(model, options.target, todo, options.folder, number))
                 process.start()
-                process.join()
+                try:
+                    process.join()
+                finally:  # it would go on measuring
+                    process.kill()
                 if process.exitcode:
                     return process.exitcode
     except RlflowError as error:  # as for a target that cannot be measured here

@@ -25,7 +25,7 @@ from tvm.target import Target
 from rlflow_tvm import from_onnx
 from rlflow_tvm.agents import AGENTS, agent_kind
 from rlflow_tvm.agents.rollout import Episode
-from rlflow_tvm.cli import model_path, parse_target, write_json
+from rlflow_tvm.cli import check_writable, model_path, parse_target, write_json
 from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, Measurement
 from rlflow_tvm.cost.estimator import train_model
 from rlflow_tvm.cost.known_times import MeasurableKernel, known_as
@@ -141,6 +141,7 @@ def main() -> None:
         parser.error(f"{options.database}: there is no such database; a search leaves one in $RLFLOW_TVM_HOME")
     target, rows = parse_target("llvm"), list[dict[str, Any]]()
     try:
+        check_writable(options.out)
         with KernelDatabase(options.database) as database, PredictedTimer(target, database) as timer:
             for model in options.models:
                 problem = RewriteProblem(from_onnx(model_path(model)), CostModel(target, timer=timer))

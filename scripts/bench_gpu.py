@@ -29,7 +29,7 @@ from rich.table import Table
 from tvm import relax, te
 
 from rlflow_tvm import from_onnx
-from rlflow_tvm.cli import ZOO_PREFIX, model_path, write_json
+from rlflow_tvm.cli import ZOO_PREFIX, check_writable, model_path, write_json
 from rlflow_tvm.comparison_figures import finite
 from rlflow_tvm.cost import CostModel, KernelDatabase, default_path, kernel_bytes, kernel_flops
 from rlflow_tvm.envs import RewriteProblem
@@ -62,6 +62,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="JSON file")
     arguments = parser.parse_args()
     try:
+        check_writable(arguments.out)
         arguments.budget = Budget.parse(arguments.budget)
         if not tvm.cuda().exist:
             raise CostError("there is no NVIDIA GPU here: run this on a machine that has one")

@@ -21,17 +21,18 @@ from typing import Any
 import numpy as np
 import torch
 import tvm
+from agents import prices
 from agents_results import check_made, read_json, read_number
 from rich.console import Console
 from rich.table import Table
 from tvm import relax
 
 from rlflow_tvm import from_onnx
-from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
+from rlflow_tvm.cli import check_writable, model_path, parse_target, progress_bar, write_json
 from rlflow_tvm.comparison_figures import finite
 from rlflow_tvm.cost import Candidate, Runners, export_library, export_peak, peak_flops
 from rlflow_tvm.dataflow import all_bindings, variables_of
-from rlflow_tvm.errors import UsageError
+from rlflow_tvm.errors import RlflowError
 from rlflow_tvm.ir import detach
 from rlflow_tvm.kernels import Choice, explain, num_cores, pipeline
 from rlflow_tvm.verify import range_error
@@ -147,22 +148,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     arguments = parser.parse_args()
-    target = parse_target(arguments.target)
-    made = {"rounds": arguments.rounds, "target": arguments.target}
     try:
+        check_writable(arguments.out)
+        target = parse_target(arguments.target)
+        made = {"rounds": arguments.rounds, "target": arguments.target, "prices": prices(arguments.target)}
         rows: list[dict[str, Any]] = read_json(arguments.out) if arguments.out.exists() else []
         check_made(arguments.out, rows, made)
-    except UsageError as error:
+        known = {row["operator"] for row in rows}
+        todo: dict[str, Operator] = {}
+        for model in arguments.models:
+            todo.update({str(each): each for each in operators(model) if str(each) not in known})
+        with Runners(num_cores(target), timeout_secs=600.0) as runners, progress_bar("operators") as bar:
+            for number, (name, operator) in enumerate(todo.items()):
+                bar(number, len(todo), name)
+                rows.append({**bench(operator, target, runners, arguments.rounds), "made": made})
+                write_json(arguments.out, rows)
+    except RlflowError as error:
         parser.error(str(error))
-    known = {row["operator"] for row in rows}
-    todo: dict[str, Operator] = {}
-    for model in arguments.models:
-        todo.update({str(each): each for each in operators(model) if str(each) not in known})
-    with Runners(num_cores(target), timeout_secs=600.0) as runners, progress_bar("operators") as bar:
-        for number, (name, operator) in enumerate(todo.items()):
-            bar(number, len(todo), name)
-            rows.append({**bench(operator, target, runners, arguments.rounds), "made": made})
-            write_json(arguments.out, rows)
     show(rows)
 
 

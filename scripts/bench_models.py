@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+from agents import prices
 from agents_plans import median_run
 from agents_results import Row, check_made, plan_of, read_json, read_number, rows_of, run_name
 from rich.console import Console
@@ -33,7 +34,7 @@ from rich.table import Table
 from tvm import relax
 
 from rlflow_tvm import from_onnx
-from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
+from rlflow_tvm.cli import check_writable, model_path, parse_target, progress_bar, write_json
 from rlflow_tvm.comparison import CONVERTED, UNSEARCHED, unsearched
 from rlflow_tvm.comparison_figures import finite
 from rlflow_tvm.cost import Candidate, CostModel, KernelDatabase, default_path, export_library, measure_interleaved
@@ -88,7 +89,7 @@ def bench(
             zoo.save_program(model.removeprefix("zoo:"), program)
             candidates["torch"] = Candidate("torch", program)
         inputs = list(random_inputs(mod, 0).values())
-        with progress_bar(f"{model}: timing") as bar:
+        with progress_bar(f"{model}: timing") as bar, cost_model.timer.in_turn():
             measured = measure_interleaved(
                 candidates, inputs, rounds, threads=num_cores(target), timeout_secs=900.0,
                 on_progress=lambda done, total: bar(done, total),
@@ -194,10 +195,9 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="folder of scripts/agents.py: time what its methods left")
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     arguments = parser.parse_args()
-    target = parse_target(arguments.target)
     models = [name for model in arguments.models for name in (LIGHT if model == "light" else (model,))]
     runs = None if arguments.runs is None else str(arguments.runs)
-    made = {"rounds": arguments.rounds, "against": sorted(arguments.against), "target": arguments.target}
+    made: dict[str, Any] = {"rounds": arguments.rounds, "against": sorted(arguments.against)}
 
     def wanted() -> list[dict[str, Any]]:
         """The rows of what was asked for."""
@@ -211,6 +211,9 @@ def main() -> None:
         )
 
     try:
+        check_writable(arguments.out)
+        target = parse_target(arguments.target)
+        made |= {"target": arguments.target, "prices": prices(arguments.target)}
         rows: list[dict[str, Any]] = read_json(arguments.out) if arguments.out.exists() else []
         old = [row for row in wanted() if is_old(row)]
         rows = [row for row in rows if row not in old]

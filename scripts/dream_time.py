@@ -22,9 +22,9 @@ from temperature import begin_of, experience, learnt_model, places_of
 from rlflow_tvm import from_onnx
 from rlflow_tvm.agents.observation import actions_at
 from rlflow_tvm.agents.policy import UniformPolicy
-from rlflow_tvm.agents.training import torch_settings
+from rlflow_tvm.agents.torch_settings import torch_settings
 from rlflow_tvm.agents.world.dream import Dream
-from rlflow_tvm.cli import model_path, parse_target, write_json
+from rlflow_tvm.cli import check_writable, model_path, parse_target, write_json
 from rlflow_tvm.cost import CostModel, KernelDatabase, PredictionPolicy, default_path
 from rlflow_tvm.envs import GraphRewriteEnv, RewriteProblem
 from rlflow_tvm.errors import RlflowError
@@ -74,9 +74,26 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the medians to this file")
     options = parser.parse_args()
     try:
-        model, config, rollouts, metadata = learnt_model(options.run)
+        times = timed(options)
     except RlflowError as error:
         parser.error(str(error))
+    step = float(np.median(times[0]))
+    print(f"{options.model}: a real step {1e3 * step:.2f} ms (median of {len(times[0])})")
+    dreams = [{"batch": batch, "step_secs": float(np.median(times[batch]))} for batch in options.batches]
+    write_json(options.json, [{"model": options.model, "real_secs": step, "dreams": dreams}])
+    for dreamt_step in dreams:
+        batch, secs = dreamt_step["batch"], dreamt_step["step_secs"]
+        print(
+            f"  {batch} dreams at once: {1e3 * secs:.2f} ms a step, {1e3 * secs / batch:.4f} ms a dream: "
+            f"1/{step * batch / secs:.0f} of a real one"
+        )
+    return 0
+
+
+def timed(options: argparse.Namespace) -> dict[int, list[float]]:
+    """How many dreams at once, or 0 for the real environment -> the seconds of each step."""
+    check_writable(options.json)
+    model, config, rollouts, metadata = learnt_model(options.run)
     dream = Dream.along(experience(model, config, rollouts, metadata), places_of(rollouts), config)
     policy = UniformPolicy(model.sizes)
     times: dict[int, list[float]] = {batch: [] for batch in (0, *options.batches)}  # 0: the real environment
@@ -95,17 +112,7 @@ def main() -> int:
             found |= {batch: dreamt(dream, batch, seed) for batch in options.batches}
             for batch, secs in found.items():
                 times[batch] += secs if seed else []  # the first round warms up
-    step = float(np.median(times[0]))
-    print(f"{options.model}: a real step {1e3 * step:.2f} ms (median of {len(times[0])})")
-    dreams = [{"batch": batch, "step_secs": float(np.median(times[batch]))} for batch in options.batches]
-    write_json(options.json, [{"model": options.model, "real_secs": step, "dreams": dreams}])
-    for dreamt_step in dreams:
-        batch, secs = dreamt_step["batch"], dreamt_step["step_secs"]
-        print(
-            f"  {batch} dreams at once: {1e3 * secs:.2f} ms a step, {1e3 * secs / batch:.4f} ms a dream: "
-            f"1/{step * batch / secs:.0f} of a real one"
-        )
-    return 0
+    return times
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from papers.page import markdown
 from papers.results import machine
 
 from rlflow_tvm import from_onnx
-from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
+from rlflow_tvm.cli import check_writable, model_path, parse_target, progress_bar, write_json
 from rlflow_tvm.comparison_figures import finite
 from rlflow_tvm.cost import (
     Candidate,
@@ -91,7 +91,7 @@ def bench(model: str, search: str, budget: Budget | None, rounds: int, cost_mode
             row[f"{name}_rewrites"] = rewrites
             row[f"{name}_nodes"] = len(onnx.load(file, load_external_data=False).graph.node)
         row["made_secs"] = time.monotonic() - started
-        with progress_bar(f"{model}: timing") as bar:
+        with progress_bar(f"{model}: timing") as bar, cost_model.timer.in_turn():
             measured = measure_interleaved(
                 candidates, inputs, rounds, threads=num_cores(cost_model.target),
                 on_progress=lambda done, total: bar(done, total),
@@ -146,6 +146,7 @@ def main() -> None:
     target = parse_target("llvm")
     made = {"budget": None if options.search == "none" else options.budget, "rounds": options.rounds}
     try:
+        check_writable(options.out)
         rows: list[dict[str, Any]] = read_json(options.out) if options.out.exists() else []
         known = [row for row in rows if row["model"] in options.models and row["search"] == options.search]
         there = {row["model"] for row in known}

@@ -19,7 +19,8 @@ from pathlib import Path
 from papers import graphs, runs, shapes, times, world
 from papers.page import Page
 
-from rlflow_tvm.errors import UsageError
+from rlflow_tvm.cli import check_writable, write_text
+from rlflow_tvm.errors import RlflowError, UsageError
 
 
 @dataclass(frozen=True)
@@ -60,17 +61,17 @@ def main() -> int:
     options = parser.parse_args()
     table = TABLES[options.name]
     try:
+        check_writable(options.out, options.plot, inputs=options.paths)
         page = table.make(options.paths)
-    except UsageError as error:
+        if options.plot is not None and page.draw is None:
+            raise UsageError(f"{options.name} is a table and has no figure: leave --plot out")
+        text = "\n".join([f"## {table.title}", "", *page.lines]) + "\n"
+        print(text, end="")
+        write_text(options.out, text)
+        if options.plot is not None:
+            page.draw(options.plot)
+    except RlflowError as error:
         parser.error(str(error))
-    if options.plot is not None and page.draw is None:
-        parser.error(f"{options.name} is a table and has no figure: leave --plot out")
-    text = "\n".join([f"## {table.title}", "", *page.lines]) + "\n"
-    print(text, end="")
-    if options.out is not None:
-        options.out.write_text(text)
-    if options.plot is not None:
-        page.draw(options.plot)
     return 0
 
 

@@ -30,14 +30,14 @@ from rlflow_tvm.agents.checkpoint import FILE_NAME, load_checkpoint
 from rlflow_tvm.agents.collect import collect_episode, episode_rng
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.ppo import PPO, load_parameters
-from rlflow_tvm.agents.training import torch_settings
+from rlflow_tvm.agents.torch_settings import torch_settings
 from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.controller import Eyes, SeeingPolicy
 from rlflow_tvm.agents.world.dream import Dream, imagine
 from rlflow_tvm.agents.world.model import Experience, WorldModel
 from rlflow_tvm.agents.world.rollouts import Rollouts
 from rlflow_tvm.agents.world.training import make_controller, make_model
-from rlflow_tvm.cli import model_path, parse_target, write_json
+from rlflow_tvm.cli import check_writable, model_path, parse_target, write_json
 from rlflow_tvm.cost import CostModel, KernelDatabase, PredictionPolicy, default_path
 from rlflow_tvm.envs import GraphRewriteEnv, RewriteProblem
 from rlflow_tvm.errors import RlflowError, UsageError
@@ -76,13 +76,13 @@ def places_of(rollouts: Rollouts) -> Places:
 
 def begin_of(problem: RewriteProblem, metadata: Mapping[str, Any]) -> Plan | None:
     """Where a training's episodes on the problem's model begin; None at the model, as those of former versions do.
-    Ends the script where it was not trained on that."""
+    UsageError where it was not trained on that."""
     if "begins" not in metadata:
         return None
     begun = dict(zip(metadata["structures"], metadata["begins"].values(), strict=True))
     own = f"{problem.start.structural_hash:016x}"
     if own not in begun:
-        raise SystemExit("error: this model is none of those that the agent was trained on; give one of them")
+        raise UsageError("this model is none of those that the agent was trained on; give one of them")
     return beginning_of(problem, begun[own]).state.plan
 
 
@@ -115,18 +115,24 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the scores")
     options = parser.parse_args()
     try:
-        model, config, rollouts, metadata = learnt_model(options.run)
+        rows = sweep(options)
     except RlflowError as error:
         parser.error(str(error))
+    print(f"{options.model}: returns of an episode, mean and 95 % interval over the seeds\n")
+    print("\n".join(temperature_lines(rows)))
+    return 0
+
+
+def sweep(options: argparse.Namespace) -> list[Row]:
+    """The scores of each temperature and seed, those that are there already included."""
+    check_writable(options.out)
+    model, config, rollouts, metadata = learnt_model(options.run)
     seen, places = experience(model, config, rollouts, metadata), places_of(rollouts)
     eyes = Eyes(model.sizes, model.vision, model.memory)
     trained = hashlib.sha256((options.run / FILE_NAME).read_bytes()).hexdigest()[:16]
     made = {"run": str(options.run), "trained": trained, "model": options.model, "prices": prices(options.target)}
-    try:
-        rows = read_json(options.out) if options.out.exists() else []
-        check_made(options.out, rows, made)
-    except UsageError as error:
-        parser.error(str(error))
+    rows: list[Row] = read_json(options.out) if options.out.exists() else []
+    check_made(options.out, rows, made)
     there = {(row["temperature"], row["seed"]) for row in rows}
     policy = PredictionPolicy(share=metadata["predict"])
     with (
@@ -143,9 +149,7 @@ def main() -> int:
                     dream = Dream.along(seen, places, config, temperature, env.limit)
                     rows.append({**scores(dream, eyes, places, config, env, seed), "made": made})
                     write_json(options.out, rows)
-    print(f"{options.model}: returns of an episode, mean and 95 % interval over the seeds\n")
-    print("\n".join(temperature_lines(rows)))
-    return 0
+    return rows
 
 
 if __name__ == "__main__":

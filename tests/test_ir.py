@@ -7,7 +7,9 @@ import tvm
 from small_models import LANES, module
 from tvm import relax
 from tvm.relax import op as rx
+from tvm.relax.global_info import VDevice
 
+import rlflow_tvm
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.ir import detach
 from rlflow_tvm.passes import GraphState, default_rules
@@ -115,3 +117,19 @@ def test_an_element_type_is_no_weight():
             out = builder.emit_output(rx.memory.view(x, (2, 3), "int32"))
         builder.emit_func_output(out)
     assert detach(builder.get()).weights == {}
+
+
+def test_tensors_placed_on_devices_are_refused():
+    device = VDevice("llvm")
+    x = relax.Var("x", relax.TensorType((2, 3), "float32", device))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(rx.nn.relu(x))
+        builder.emit_func_output(out)
+    mod = builder.get()
+    mod.update_global_info("vdevice", [device])
+    with pytest.raises(UsageError, match=r"virtual devices \(vdevice\).*give their types no device"):
+        detach(mod)
+    with pytest.raises(UsageError, match="virtual devices"):
+        rlflow_tvm.compile(mod, "llvm")

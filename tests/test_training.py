@@ -219,6 +219,20 @@ def test_a_plan_of_something_else_is_not_taken_over(chain, tmp_path):
     assert [path.name for path in out.iterdir()] == ["best.plan.json"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("pass-ordering", "is an agent that puts passes in order"), ("world-model", "is an agent of another kind")],
+)
+def test_an_agent_of_another_kind_is_refused_before_anything_is_priced(kind, message, chain, tmp_path):
+    path = tmp_path / "agent.safetensors"
+    save_checkpoint(path, {}, {"agent": kind, "metadata": {}})
+    before, Priced.questions = path.read_bytes(), 0
+    with pytest.raises(AgentError, match=f"^{path}: {message}"):
+        train(chain, tmp_path, resume=True)
+    assert Priced.questions == 0
+    assert path.read_bytes() == before
+
+
 @pytest.mark.parametrize("case", ["used", "file", "below a file", "nothing to resume"])
 def test_unusable_folders_are_refused_before_anything_is_priced(case, chain, tmp_path):
     out = tmp_path / "out"

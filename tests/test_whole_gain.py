@@ -19,7 +19,7 @@ from rlflow_tvm import optimize as command
 from rlflow_tvm import superoptimize
 from rlflow_tvm.cost import CostModel, EndToEnd, KernelDatabase, RpcDevices, default_path, timer
 from rlflow_tvm.envs import RewriteProblem
-from rlflow_tvm.errors import CostError, RewriteError
+from rlflow_tvm.errors import CostError, KernelError, RewriteError
 from rlflow_tvm.ir import detach, num_inputs
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.passes import Plan
@@ -172,9 +172,20 @@ def test_a_plan_is_written_unchecked_where_the_check_is_interrupted(
     assert not model.exists()
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_what_was_found_before_nothing_can_be_measured_is_written(
+@pytest.mark.parametrize(
+    ("asked", "error", "exit_code"),
+    [
+        (True, CostError("no server to measure on"), CostError.exit_code),
+        (False, CostError("no server to measure on"), CostError.exit_code),
+        (True, KernelError("cannot be built"), KernelError.exit_code),
+        (True, KeyboardInterrupt(), 130),
+    ],
+    ids=["not measured", "not measured, no file", "not built", "given up"],
+)
+def test_what_was_found_before_a_search_was_ended_is_written(
     asked: bool,
+    error: BaseException,
+    exit_code: int,
     found: SearchResult,
     network: Path,
     tmp_path: Path,
@@ -187,7 +198,7 @@ def test_what_was_found_before_nothing_can_be_measured_is_written(
 
     def gone(problem: RewriteProblem, *arguments: object, **options: object) -> object:
         if problem.best.actions:
-            raise CostError("no server to measure on")
+            raise error
         return successor(problem, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(RewriteProblem, "successor", gone)
@@ -195,7 +206,7 @@ def test_what_was_found_before_nothing_can_be_measured_is_written(
     plan.unlink(missing_ok=True)
     with caplog.at_level(logging.WARNING, "rlflow_tvm"), pytest.raises(typer.Exit) as ended:
         command.main(str(network), search="greedy", budget=BUDGET, plan=plan if asked else None)
-    assert ended.value.exit_code == CostError.exit_code
+    assert ended.value.exit_code == exit_code
     assert f"outputs were not compared: the plan written to {plan} is unchecked" in caplog.text
     assert len(Plan.load(plan)) > 0
 

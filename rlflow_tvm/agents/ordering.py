@@ -6,7 +6,9 @@ Their own files are archives of pickles; here a trained policy is kept as tensor
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from stable_baselines3.dqn.policies import DQNPolicy
 from torch import Tensor, nn
 
 from rlflow_tvm.agents.checkpoint import load_checkpoint, save_checkpoint
+from rlflow_tvm.agents.torch_settings import torch_settings
 from rlflow_tvm.errors import AgentError
 
 log = logging.getLogger("rlflow_tvm")
@@ -144,7 +147,8 @@ class OrderingAgent:
         chosen = algorithm(told["algorithm"], told["value_metrics"])
         policy_class, options = _policy(chosen, front, told["value_metrics"])
         space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
-        policy = policy_class(space, spaces.Discrete(actions), lambda _left: 0.0, **options)
+        with torch.random.fork_rng(devices=[]):  # the parameters drawn here are overwritten at once
+            policy = policy_class(space, spaces.Discrete(actions), lambda _left: 0.0, **options)
         try:
             policy.load_state_dict({name.removeprefix("policy."): tensor for name, tensor in tensors.items()})
         except RuntimeError as error:
@@ -176,6 +180,17 @@ class _Watch(BaseCallback):
         return True
 
 
+@contextmanager
+def _numbers_restored() -> Iterator[None]:
+    """Python's and numpy's random numbers, which the libraries seed, as they were before."""
+    ours, numpys = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(ours)
+        np.random.set_state(numpys)
+
+
 def train_ordering(
     env: gymnasium.Env[np.ndarray, np.int64],
     name: str,
@@ -203,17 +218,13 @@ def train_ordering(
     policy, options = _policy(chosen, size - metrics, value_metrics)
     # whole minibatches of any of them, and none of a short training's steps beyond its end but to fill one
     rollout = min(chosen.settings.get("n_steps", 0), max(_MINIBATCH, steps // _MINIBATCH * _MINIBATCH))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the networks are small, and the environment is most of the time
-    try:
+    with torch_settings(1), _numbers_restored():  # the networks are small, and the environment is most of the time
         settings = {**chosen.settings, **({"n_steps": rollout} if "n_steps" in chosen.settings else {})}
         learner = chosen.learner(policy, env, gamma=gamma, seed=seed, policy_kwargs=options, device="cpu", **settings)
         try:
             learner.learn(steps, callback=_Watch(on_step, on_episode))
         except KeyboardInterrupt:
             log.warning("interrupted: the agent is what it has learnt by now; once more gives it up")
-    finally:
-        torch.set_num_threads(threads)
     description = {
         "agent": KIND, "algorithm": name, "observations": size, "told": size - metrics, "value_metrics": value_metrics,
         "actions": int(env.action_space.n), "metadata": dict(metadata),  # type: ignore[attr-defined]

@@ -46,8 +46,11 @@ class AgentKind:
         return there[name]
 
     def check_folder(self, folder: str | Path, resume: bool = False) -> None:
-        """AgentError if `train` would refuse the folder."""
+        """AgentError if `train` would refuse the folder, as what it is to resume is an agent of another kind."""
         named("rlflow_tvm.agents.training:check_folder")(Path(folder), resume)
+        path = Path(folder) / named("rlflow_tvm.agents.checkpoint:FILE_NAME")
+        if resume and (found := kind_in(path)) is not self:
+            raise AgentError(f"{path}: is an agent of another kind ({found.summary}): resume that one, or train anew")
 
     def train(
         self, env: gymnasium.Env, config: Any, total_steps: int, seed: int, out_dir: str | Path, **options: Any

@@ -8,13 +8,12 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import gymnasium
-import torch
 
 from rlflow_tvm.agents import checkpoint, progress
 from rlflow_tvm.agents.act import check_sizes
@@ -28,6 +27,7 @@ from rlflow_tvm.agents.pool import Workers, open_pool
 from rlflow_tvm.agents.ppo import PPO, policy_tensors
 from rlflow_tvm.agents.progress import ProgressLog
 from rlflow_tvm.agents.rollout import Episode
+from rlflow_tvm.agents.torch_settings import torch_settings
 from rlflow_tvm.errors import AgentError
 
 _LEFT_BEHIND = (checkpoint.FILE_NAME, progress.FILE_NAME, "rollouts", "best.jsonl", "end_to_end.jsonl")
@@ -239,18 +239,6 @@ def _rollout(
         episode = collect_episode(env, policy, episode_rng(seed, number), lambda: on_step(1), opening(number))
         quota.add(episode.drawn)
         yield episode
-
-
-@contextmanager
-def torch_settings(threads: int) -> Iterator[None]:
-    """torch's thread count and random state, given back at the end."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def check_folder(folder: Path, resume: bool) -> None:

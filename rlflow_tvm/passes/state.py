@@ -135,8 +135,8 @@ class GraphState:
     @cached_property
     def mod(self) -> tvm.IRModule:
         """The module now, in the working form (weights as parameters)."""
-        others = {gv: f for gv, f in self.start.mod.functions_items() if gv.name_hint != "main"}
-        mod = tvm.IRModule(others, attrs=self.start.mod.attrs)
+        # `main` keeps its name's variable, as other functions may call it
+        mod = tvm.IRModule(dict(self.start.mod.functions_items()), attrs=self.start.mod.attrs)
         mod["main"] = self.graph.function
         return mod
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import gymnasium
 import numpy as np
 import pytest
@@ -98,6 +100,22 @@ def test_the_same_seed_gives_the_same_agent(tmp_path):
     a, b = (load_file(folder / "agent.safetensors") for folder in (first, second))
     assert a.keys() == b.keys()
     assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_the_callers_random_numbers_are_left_as_they_were(tmp_path):
+    def drawn() -> tuple[float, float, float]:
+        return random.random(), float(np.random.random()), float(torch.rand(()))
+
+    def seed() -> None:
+        random.seed(7)
+        np.random.seed(7)
+        torch.manual_seed(7)
+
+    seed()
+    expected = drawn()
+    seed()
+    trained(tmp_path, "ppo")
+    assert drawn() == expected
 
 
 def test_files_of_other_agents_are_told(tmp_path):

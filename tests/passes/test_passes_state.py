@@ -13,6 +13,7 @@ from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.frontend import from_onnx
 from rlflow_tvm.frontend.zoo_demo import demo_model
 from rlflow_tvm.frontend.zoo_light import light_files
+from rlflow_tvm.kernels import extract_kernels
 from rlflow_tvm.passes import CATALOGUE, GraphState, RewriteAction, RewriteRule, RuleSet, Site, default_rules
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.matcher import Matches
@@ -364,6 +365,27 @@ def test_module_keeps_its_attributes_and_other_functions():
     after = first(start(mod), "block_conv")
     assert after.mod.attrs["source"] == "test"
     assert {gv.name_hint for gv in after.mod.get_global_vars()} == {"main", "helper"}
+
+
+def test_a_function_that_calls_main_calls_what_is_rewritten():
+    builder, ty = relax.BlockBuilder(), relax.TensorType((2, 3), "float32")
+    with builder.function("main", [x := relax.Var("x", ty)]):
+        with builder.dataflow():
+            y = builder.emit(rx.add(x, relax.const(np.full((2, 3), 0.5, np.float32))))
+            out = builder.emit_output(rx.nn.relu(builder.emit(rx.nn.relu(y))))
+        builder.emit_func_output(out)
+    with builder.function("wrapper", [x := relax.Var("x", ty)]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.Call(builder.get().get_global_var("main"), [x]))
+        builder.emit_func_output(out)
+    mod = builder.get()
+    state = first(start(mod), "relu_idempotent")
+    assert sum(kernel.count for kernel in extract_kernels(state.mod, TARGET)) == 1
+    after = state.bound()
+    relax.analysis.well_formed(after)  # raises
+    given = tvm.runtime.tensor(np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3))
+    result = relax.VirtualMachine(tvm.compile(after, TARGET), tvm.cpu())["wrapper"](given).numpy()
+    np.testing.assert_array_equal(result, np.maximum(given.numpy() + np.float32(0.5), 0))
 
 
 def test_bound_module_holds_the_weights_again():

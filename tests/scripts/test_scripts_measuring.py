@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ import match_time
 import numpy as np
 import pytest
 import random_nets
+from agents import prices
 from papers.times import figure6
 from run_rows import bench_row
 from small_models import LANES, TARGET, bound, conv_chain, module
@@ -61,17 +63,30 @@ def test_models_timed_with_other_options_are_not_gone_on_with(tmp_path, monkeypa
         (("--target", '{"kind": "llvm", "num-cores": 1}'), "target was llvm, is {"),
     ):
         assert told in refused(bench_models.main, *words[1:], *more)
+    monkeypatch.setattr(bench_models, "prices", lambda _target: "another machine")
+    assert "is another machine; give that" in refused(bench_models.main, *words[1:])
     assert timed == ["greedy", "none"]
 
 
 def test_operators_timed_with_other_options_are_not_gone_on_with(tmp_path, monkeypatch, refused):
-    out = tmp_path / "kernels.json"
-    out.write_text(json.dumps([{"operator": "conv2d", "made": {"rounds": 3, "target": "llvm"}}]))
+    out, made = tmp_path / "kernels.json", {"rounds": 3, "target": "llvm", "prices": prices("llvm")}
+    out.write_text(json.dumps([{"operator": "conv2d", "made": made}]))
     monkeypatch.setattr(bench_kernels, "operators", lambda _model: [])
     monkeypatch.setattr(bench_kernels, "show", lambda _rows: None)
     monkeypatch.setattr("sys.argv", ["script.py", "one", "--out", str(out)])
     bench_kernels.main()
     assert "rounds was 3, is 5" in refused(bench_kernels.main, "one", "--out", str(out), "--rounds", "5")
+    monkeypatch.setattr(bench_kernels, "prices", lambda _target: "another machine")
+    assert "is another machine; give that" in refused(bench_kernels.main, "one", "--out", str(out))
+
+
+def test_what_cannot_be_timed_or_written_is_told_at_once(tmp_path, refused):
+    there, nowhere = str(tmp_path / "a.json"), str(tmp_path / "no" / "a.json")
+    for script in (bench_models, bench_kernels):
+        assert "does not exist or cannot be written" in refused(script.main, "zoo:demo", "--out", nowhere)
+        assert "no.onnx" in refused(script.main, str(tmp_path / "no.onnx"), "--out", there)
+        assert "nought" in refused(script.main, "zoo:demo", "--target", "nought", "--out", there)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_whose_outputs_are_wrong_without_end_is_kept_and_shown(tmp_path, monkeypatch, capsys):
@@ -83,7 +98,8 @@ def test_a_model_whose_outputs_are_wrong_without_end_is_kept_and_shown(tmp_path,
     monkeypatch.setattr(bench_models, "from_onnx", lambda _path: mod)
     monkeypatch.setattr(bench_models, "compiled", lambda *_: Candidate("tvm", Path("none.so")))
     monkeypatch.setattr(bench_models, "measure_interleaved", lambda *_, **__: measured)
-    row = bench_models.bench("zoo:one", TARGET, "none", 1, None, [], None)
+    alone = SimpleNamespace(timer=SimpleNamespace(in_turn=nullcontext))
+    row = bench_models.bench("zoo:one", TARGET, "none", 1, alone, [], None)
     assert (row["unsearched_error"], row["onnxruntime_error"]) == (None, 0.0)
     bench_models.show([{**row, "unsearched_compile_secs": 1.0, "unsearched_link_secs": 1.0}])
     assert " inf " in capsys.readouterr().out

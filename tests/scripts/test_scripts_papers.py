@@ -265,6 +265,11 @@ def test_command(tmp_path, monkeypatch, capsys):
         main()
     assert ended.value.code == 2
     assert "has no figure" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["paper.py", "rlflow-table2", str(runs), "--out", str(tmp_path / "no" / "a.md")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "does not exist or cannot be written; make it first" in capsys.readouterr().err
 
 
 def figures(folder: Path) -> dict[str, Path]:

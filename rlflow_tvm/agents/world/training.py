@@ -23,6 +23,7 @@ from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.pool import Workers
 from rlflow_tvm.agents.ppo import PPO, load_parameters, optimizer_tensors, policy_tensors, restore_optimizer
 from rlflow_tvm.agents.progress import ProgressLog
+from rlflow_tvm.agents.torch_settings import torch_settings
 from rlflow_tvm.agents.training import (
     OnEpisode,
     OnStep,
@@ -30,7 +31,6 @@ from rlflow_tvm.agents.training import (
     TrainingResult,
     check_folder,
     refuse_differences,
-    torch_settings,
 )
 from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.controller import Controller, Eyes, SeeingPolicy
