@@ -46,7 +46,7 @@ def replacement(
             expr = builder.build(term)
         except ArithmeticError as error:
             raise RewriteError(f"rule {match.rule.name}: {term} cannot be computed: {error}") from error
-        except (InternalError, TypeError, ValueError) as error:  # Relax's type inference refuses the call
+        except (IndexError, InternalError, TypeError, ValueError) as error:  # Relax's type inference refuses the call
             raise RewriteError(f"rule {match.rule.name}: {term} is ill-typed: {str(error).splitlines()[-1]}") from error
         if not tvm_ffi.structural_equal(expr.ty, root.ty):
             raise RewriteError(f"rule {match.rule.name}: {root.name} would change its type from {root.ty} to {expr.ty}")

@@ -260,7 +260,7 @@ def _unify_scalar(term: Scalar, expr: relax.Expr, env: dict[str, Any]) -> None:
         raise Mismatch(expr, "a scalar constant is needed")
     if variable is not None and variable not in env:
         env[variable] = value
-    elif (expected := term.attribute.value(env)) != value:
+    elif not _is_number(expr, float(expected := term.attribute.value(env))):
         raise Mismatch(expr, "the constant {} is needed, not {}", expected, value)
 
 

@@ -56,8 +56,9 @@ class Operator:
 
     def check_form(self, operands: int, names: Sequence[str], rule: str) -> None:
         """RewriteError unless a term of `operands` operands naming the attributes `names` can be this operator."""
-        if self.arity is not None and operands != self.arity:
-            raise RewriteError(f"rule text {rule!r}: {self.name} takes {self.arity} operands, not {operands}")
+        if operands != self.arity if self.arity is not None else operands == 0:
+            needed = "at least 1" if self.arity is None else self.arity
+            raise RewriteError(f"rule text {rule!r}: {self.name} takes {needed} operands, not {operands}")
         unknown = [name for name in names if name not in self.attributes]
         if unknown:
             raise RewriteError(
@@ -307,6 +308,9 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "Commutative": ("add", "multiply", "maximum", "minimum"),
 }
 COMMUTATIVE = frozenset({"Commutative", *CLASSES["Commutative"]})
+
+SEVERAL = frozenset({"split"})
+"""Operators that give several tensors."""
 
 NOT_FOR_INTEGERS = frozenset({
     "gelu", "silu", "tanh", "sigmoid", "exp", "erf", "sqrt", "rsqrt", "divide", "leaky_relu", "mean", "softmax",

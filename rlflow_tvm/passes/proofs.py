@@ -75,13 +75,20 @@ def read_rules(path: Path) -> tuple[RewriteRule, ...]:
 def read_rule_file(path: Path) -> tuple[tuple[RewriteRule, ...], Proofs]:
     """The rules of a file and the proofs that it holds, by the rules' names. RewriteError if it is no rule file."""
     entries = _data(path)["rules"]
+    try:
+        return _rules_of(entries)
+    except RewriteError as error:
+        raise RewriteError(f"{path}: {error}") from None
+
+
+def _rules_of(entries: Sequence[Any]) -> tuple[tuple[RewriteRule, ...], Proofs]:
     if not all(isinstance(entry, dict) for entry in entries):
-        raise RewriteError(f"{path}: every rule is an object with name, family, equation and when")
+        raise RewriteError("every rule is an object with name, family, equation and when")
     rules = RuleSet(tuple(RewriteRule.from_json(entry) for entry in entries)).rules  # no two of the same name
     proofs = {rule.name: entry.get("proof", {}) for rule, entry in zip(rules, entries, strict=True)}
     for rule in rules:
         if not isinstance(proofs[rule.name], dict):
-            raise RewriteError(f"{path}: the proof of rule {rule.name} is no object")
+            raise RewriteError(f"the proof of rule {rule.name} is no object")
         recorded_proof(rule, proofs)
     return rules, proofs
 

@@ -11,10 +11,15 @@ from typing import Any
 
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes.attribute import FUNCTIONS, Attribute
+from rlflow_tvm.passes.ops import CLASSES, SEVERAL
 from rlflow_tvm.passes.term import Apply, Equation, Item, Scalar, Term, Var, parse_equation, subterms
 
 PARAMETERS = ("lanes", "block", "is_weight", "same")
 """What attribute expressions may use besides a rule's own variables (see `matcher.RuleSet.parameters`)."""
+
+
+def _calls(terms: tuple[Term, ...]) -> list[Apply]:
+    return [t for term in terms for t in subterms(term) if isinstance(t, Apply)]
 
 
 @dataclass(frozen=True)
@@ -43,23 +48,51 @@ class RewriteRule:
         for root in self.equation.left:
             if not isinstance(root, Apply | Item):
                 raise RewriteError(f"rule {self.name}: the left term {root} is no operator")
+        for term in (*self.equation.left, *self.equation.right):
+            self._check_results(term)
         self._check_names()
+
+    def _check_results(self, term: Term) -> None:
+        """RewriteError where a part is taken of what has no parts, or what has parts stands for a tensor."""
+        if isinstance(term, Item):
+            if not isinstance(term.term, Apply) or term.term.head not in SEVERAL:
+                raise RewriteError(f"rule {self.name}: {term} is no part of anything: {term.term} gives one tensor")
+            term = term.term
+        elif isinstance(term, Apply) and term.head in SEVERAL:
+            raise RewriteError(f"rule {self.name}: {term} gives several tensors: take one of them, as {term}[0]")
+        for operand in term.args if isinstance(term, Apply) else ():
+            self._check_results(operand)
+
+    def _check_members(self) -> None:
+        """RewriteError where the right side uses an operator as one of a class that it need not be of."""
+        members: dict[str, set[str]] = {}
+        for apply in _calls(self.equation.left):
+            if apply.member is not None:
+                names = set(CLASSES[apply.head])
+                members[apply.member] = members.get(apply.member, names) & names
+        for apply in _calls(self.equation.right):
+            if apply.member is not None and not members[apply.member] <= set(CLASSES[apply.head]):
+                raise RewriteError(f"rule {self.name}: {apply.member} need not be one of {apply.head}")
 
     def _check_names(self) -> None:
         """RewriteError if an attribute expression is malformed or reads what nothing binds, or if a variable has the
         name of a parameter or function, which it would hide."""
-        left, right = (
-            [t for term in side for t in subterms(term) if isinstance(t, Apply)]
-            for side in (self.equation.left, self.equation.right)
-        )
-        bound = self.tensors(self.equation.left)
+        left, right = _calls(self.equation.left), _calls(self.equation.right)
+        tensors, bound = self.tensors(self.equation.left), set[str]()
         scalars = [[t for term in side for t in subterms(term) if isinstance(t, Scalar)]
                    for side in (self.equation.left, self.equation.right)]  # fmt: skip
         bound.update(scalar.attribute.variable for scalar in scalars[0] if scalar.attribute.variable is not None)
         for apply in left:
             bound.update(name for name in (apply.rest, apply.member) if name is not None)
             bound.update(a.variable for _, a in apply.attributes if a.variable is not None)
-        hidden = (bound | {name for name, _ in self.equation.lets}) & {*PARAMETERS, *FUNCTIONS}
+        lets = {name for name, _ in self.equation.lets}
+        twice = (tensors & (bound | lets)) | (bound & lets)
+        if twice:
+            raise RewriteError(
+                f"rule {self.name}: {', '.join(sorted(twice))} stands for two things: name one otherwise"
+            )
+        bound |= tensors
+        hidden = (bound | lets) & {*PARAMETERS, *FUNCTIONS}
         if hidden:
             raise RewriteError(
                 f"rule {self.name}: {', '.join(sorted(hidden))} is a parameter or function: name the variable otherwise"
@@ -76,6 +109,7 @@ class RewriteRule:
             unbound = {name for name in (apply.rest, apply.member) if name is not None} - bound
             if unbound:
                 raise RewriteError(f"rule {self.name}: {', '.join(unbound)} stands on the right side only")
+        self._check_members()
         for condition in self.conditions:
             condition.check(bound)
 

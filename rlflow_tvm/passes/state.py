@@ -53,7 +53,7 @@ class RewriteAction:
 
     @staticmethod
     def parse(text: str) -> RewriteAction:
-        rule, at, site = text.partition("@")
+        rule, at, site = text.rpartition("@")  # a rule's name may hold one
         if not at:
             raise RewriteError(f"{text[:_SHOWN]!r} is no action: RULE@SITE is expected")
         return RewriteAction(rule, Site.parse(site))

@@ -132,11 +132,17 @@ def parse_equation(text: str) -> Equation:
         name, equals, value = clause.partition("=")
         if not equals or not name.strip().isidentifier():
             raise RewriteError(f"rule text {text!r}: where-clause {clause!r} is not of the form name = value")
+        named = {*terms, *(each for each, _ in lets)}
+        if name.strip() in named:
+            raise RewriteError(f"rule text {text!r}: {name.strip()} is said twice behind where")
         tree = _expression(value, text)
         if _is_term(tree):
             terms[name.strip()] = _term(tree, terms, text)
         else:
             lets.append((name.strip(), Attribute(ast.unparse(tree))))
+    read = {each.id for each in ast.walk(_expression(sides[0], text)) if isinstance(each, ast.Name)}
+    if hidden := sorted(read & terms.keys()):
+        raise RewriteError(f"rule text {text!r}: {hidden[0]} is a term behind where, and a name on the left: rename it")
     left, right = (_terms(side, terms, text) for side in (sides[0], right_text))
     if len(left) != len(right):
         raise RewriteError(f"rule text {text!r}: {len(left)} terms on the left, {len(right)} on the right")

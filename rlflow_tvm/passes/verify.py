@@ -30,8 +30,10 @@ from rlflow_tvm.passes.proof.domains import (
     PrimeFields,
     Q,
     Rationals,
+    Shapes,
     Tensor,
     Undefined,
+    Unfit,
     same,
     shape_of,
 )
@@ -45,10 +47,9 @@ from rlflow_tvm.passes.proof.sampling import (
     evaluate,
     operators_of,
 )
-from rlflow_tvm.passes.proof.windows import Unfit
 from rlflow_tvm.passes.rule import RewriteRule
 
-PROOF_VERSION = 4
+PROOF_VERSION = 5
 """Of the proofs: raise it when meanings, domains or samples change, and prove the catalogue again."""
 
 INSTANCES = 60
@@ -78,8 +79,9 @@ class Proof:
         counts, degree, bound = data.get("instances"), data.get("degree"), data.get("bound")
         if not isinstance(counts, dict) or not all(type(count) is int for count in counts.values()):
             raise RewriteError("its proof holds no instances by domain")
-        if type(degree) is not int or not isinstance(bound, float | int | None):
-            raise RewriteError("its proof holds no degree and bound")
+        chance = bound is None or (type(bound) in (float, int) and 0 <= bound <= 1)
+        if type(degree) is not int or not chance:
+            raise RewriteError("its proof holds no degree, or no bound from 0 to 1")
         return Proof(counts, degree, bound)
 
     def __str__(self) -> str:
@@ -189,13 +191,15 @@ def _end_with_parent() -> None:
 
 
 def domains_of(sample: Sample, seed: int = 0) -> list[Domain]:
-    """Where a sample's two sides are compared. `seed`: of the functions of which nothing is known."""
+    """Where a sample's two sides are compared, last where their values are. `seed`: of the functions of which nothing
+    is known."""
     if sample.dtype != FLOAT:
         return [MachineIntegers(sample.dtype)]
     equation = sample.rule.equation
+    types = Shapes(sample.dtype)  # of which exact arithmetic knows nothing
     if operators_of((*equation.left, *equation.right), sample.env) & ORDERED:
-        return [Rationals(seed, _SMALL), Rationals(seed)]
-    return [PrimeFields(seed)]
+        return [types, Rationals(seed, _SMALL), Rationals(seed)]
+    return [types, PrimeFields(seed)]
 
 
 @dataclass(frozen=True)
@@ -212,13 +216,15 @@ def _difference(sample: Sample, domain: Domain, seed: int) -> _Difference | None
     equation = sample.rule.equation
     rng = np.random.default_rng(seed)
     tensors: dict[str, Tensor] = {}
+    why = ""
     for _ in range(_REDRAWS):
         tensors = drawn_tensors(sample, domain, rng)
         first = next(iter(tensors.values()))
         try:
             with np.errstate(over="ignore"):
                 left = [evaluate(term, domain, tensors, sample.env, first) for term in equation.left]
-        except Undefined:
+        except Undefined as error:
+            why = str(error)
             continue
         try:
             with np.errstate(over="ignore"):
@@ -226,11 +232,12 @@ def _difference(sample: Sample, domain: Domain, seed: int) -> _Difference | None
         except Undefined as error:
             if isinstance(error, Unfit) or isinstance(domain, MachineIntegers):
                 return _Difference(f"the right side is ill-typed: {error}", tensors)
+            why = str(error)
             continue
         except RewriteError as error:
             return _Difference(f"the right side cannot be built: {error}", tensors)
         return None if same(left, right) else _Difference(_told(left, right), tensors)
-    return _Difference("every drawn value divides by zero", tensors)
+    return _Difference(f"the two sides cannot be evaluated, whatever is drawn: {why}", tensors)
 
 
 def _told(left: list[Tensor], right: list[Tensor]) -> str:

@@ -101,6 +101,10 @@ def test_degrees_are_those_of_the_polynomials():
     assert [int(p) for p in product] == [3, 0]
     assert [int(p) for p in domain.add(product, domain.divide(x, y))] == [4, 1]  # (x x y y + x) / y
     assert [int(p) for p in domain.total(domain.divide(domain.draw((3,)), y), (0,))] == [3, 3]
+    # of f(x) and f(y) the arguments may have the same value by chance, of that degree
+    assert [int(p) for p in domain.function("erf", product)] == [3, 0]
+    assert [int(p) for p in domain.function("power", product, domain.divide(x, y))] == [5, 0]
+    assert [int(p) for p in domain.function("erf", domain.constant(Fraction(1), x))] == [1, 0]
 
 
 RIGHT = {
@@ -142,6 +146,15 @@ WRONG = {
     "slopes below zero": (rule("leaky_relu(leaky_relu(x, alpha=a), alpha=b) => leaky_relu(x, alpha=a * b)"), "differ"),
     "slopes above one": (rule("leaky_relu(x, alpha=a) => maximum(x, multiply(x, number(a)))"), "differ"),
     "a number that is none": (rule("relu(x) => add(x, number('a'))"), "is no number"),
+    "what integers cut off": (rule("matmul(x, matmul(a, b)) => matmul(x, matmul(a, b, out_dtype='int32'), "
+                                   "out_dtype='float32')", "is_float(x)"), "rounded to int32"),
+    "a result of another type": (rule("relu(matmul(x, w)) => relu(matmul(x, w, out_dtype='float64'))", "is_float(x)"),
+                                 "left is float32, right float64"),
+    "near a root is not the root": (rule("multiply(x, 1.4142126) => multiply(x, 1.4142145)", "is_float(x)"), "differ"),
+    "no pixel": (rule("adaptive_avg_pool2d(x, output_size=s) => adaptive_avg_pool2d(x, output_size=[0, 0])"),
+                 "no image is of the size"),
+    "an infinite border": (rule("relu(pad(x, pad_width=p)) => relu(pad(x, pad_width=p, pad_value=1e999))",
+                                "is_float(x)"), "Infinity"),
     "a condition that cannot be asked": (rule("relu(x) => x", "dim(x, 3) == 7"), "cannot be evaluated"),
 }  # fmt: skip
 
@@ -162,6 +175,13 @@ def test_a_wrong_rule_is_told(name):
     assert isinstance(found, Counterexample), str(found)
     assert re.search(said, str(found)), str(found)
     assert len(str(found)) < 1500
+
+
+def test_computed_positions_are_those_beyond_the_edge_too():
+    computed = "take(x, reshape(i, shape=s), axis=k, mode=m)"
+    proof = verify_rule(rule(f"{computed} => take(x, reshape(reshape(i, shape=s), shape=s), axis=k, mode=m)"))
+    assert isinstance(proof, Proof), str(proof)
+    assert set(proof.instances) == {"int64"}
 
 
 def test_a_difference_that_one_late_sample_tells_is_told_again(monkeypatch):
@@ -271,6 +291,8 @@ PROVED = {"digest": digest(RIGHT["commuted"]), "instances": {"int8": 12}, "degre
         ({"proof": {"digest": PROVED["digest"]}}, "no instances"),
         ({"proof": {**PROVED, "instances": {"int8": "many"}}}, "no instances"),
         ({"proof": {**PROVED, "degree": None}}, "no degree"),
+        ({"proof": {**PROVED, "bound": True}}, "no bound from 0 to 1"),
+        ({"proof": {**PROVED, "bound": 10**400}}, "no bound from 0 to 1"),
         pytest.param({"equation": f"relu(x) => {'-' * 3000}x"}, "rule tried: cannot be read", id="nested"),
     ],
 )
@@ -282,6 +304,7 @@ def test_a_damaged_rule_is_told_in_one_line(tmp_path, change, said):
     file.write_text(json.dumps({"format": 1, "rules": [{**entry, **change}]}))
     with pytest.raises(RewriteError, match=said) as refused:
         read_rule_file(file)
+    assert str(refused.value).startswith(f"{file}: ")
     assert "\n" not in str(refused.value)
 
 

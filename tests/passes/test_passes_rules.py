@@ -11,6 +11,7 @@ import pytest
 import tvm
 from small_models import LANES, TARGET, module
 from tvm import relax
+from tvm.ir import GenericConst as Constant
 from tvm.relax import op as rx
 
 from rlflow_tvm.errors import RewriteError
@@ -94,6 +95,34 @@ def test_a_rule_of_another_operator_says_which_it_needs():
         module({"x": (3,)}, {}, lambda emit, x: rx.nn.relu(emit(rx.tanh(x)))), RuleSet((rule,), LANES)
     )
     assert "relu is needed, not tanh" in state.matches.explain(rule, state.graph.nodes[-1])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gelu_is_told_and_spelled_out_to_the_precision_of_its_type(dtype):
+    def spelled(emit, x):
+        one, half, root = (relax.const(value, dtype) for value in (1.0, 0.5, 2**0.5))
+        error = emit(rx.add(emit(rx.erf(emit(rx.divide(x, root)))), one))
+        return rx.multiply(emit(rx.multiply(x, half)), error)
+
+    there, back = (BY_NAME[name] for name in ("gelu_from_halved_input", "gelu_to_error"))
+    state = GraphState.from_module(module({"x": (3,)}, {}, spelled, dtype), RuleSet((there, back), LANES))
+    gelu = state.apply(RewriteAction(there.name, state.sites[there.name][0]))
+    again = gelu.apply(RewriteAction(back.name, gelu.sites[back.name][0]))
+    numbers = [
+        sorted(float(c.value.numpy()) for node in each.graph.nodes for c in node.value.args if isinstance(c, Constant))
+        for each in (state, again)
+    ]
+    assert numbers[0] == numbers[1] == [0.5, 1.0, float(np.dtype(dtype).type(2**0.5))]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_weight_may_be_either_part_of_a_sum_that_is_multiplied(swapped):
+    def product(emit, x, y, w):
+        return rx.matmul(x, emit(rx.add(w, y) if swapped else rx.add(y, w)))
+
+    rule = BY_NAME["matmul_distribute_right"]
+    mod = module({"x": (3, 4), "y": (4, 5)}, {"w": (4, 5)}, product)
+    assert len(GraphState.from_module(mod, RuleSet((rule,), LANES)).sites[rule.name]) == 1
 
 
 Body = Callable[..., relax.Expr]

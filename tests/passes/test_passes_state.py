@@ -79,6 +79,8 @@ def test_same_action_gives_the_same_state_twice():
 def test_action_round_trips_as_text(site):
     action = RewriteAction("some_rule", site)
     assert RewriteAction.parse(str(action)) == action
+    named = RewriteAction("relu@twice", site)
+    assert RewriteAction.parse(str(named)) == named
     assert Site.parse(str(site)) == site
 
 
@@ -248,8 +250,9 @@ def test_rewrite_that_changes_the_type_is_refused():
         first(state, "shrink")
 
 
-def test_right_side_that_is_ill_typed_is_refused():
-    rule = RewriteRule("wrong", "none", "relu(x) => matmul(x, x)")
+@pytest.mark.parametrize("right", ["matmul(x, x)", "split(x, at=[1], axis=0)[3]"])
+def test_right_side_that_is_ill_typed_is_refused(right):
+    rule = RewriteRule("wrong", "none", f"relu(x) => {right}")
     state = start(module({"x": (2, 3)}, {}, lambda emit, x: rx.nn.relu(x)), rule)
     with pytest.raises(RewriteError, match=r"rule wrong: .* is ill-typed"):
         first(state, "wrong")
@@ -262,6 +265,13 @@ def test_right_side_whose_number_is_none_is_refused(number, dtype):
     state = start(mod, catalogue_rule("divide_by_number"))
     with pytest.raises(RewriteError, match=r"cannot be (computed|evaluated)"):
         first(state, "divide_by_number")
+
+
+def test_a_number_that_the_left_side_computes_is_rounded_as_the_constant_is():
+    rule = RewriteRule("thirds", "none", "multiply(x, number(1 / 3)) => divide(x, 3.0)")
+    for value, sites in ((1 / 3, 1), (0.3334, 0)):
+        mod = module({"x": (3,)}, {}, lambda emit, x, v=value: rx.multiply(x, relax.const(v, "float32")))
+        assert len(start(mod, rule).sites["thirds"]) == sites
 
 
 def test_left_side_whose_number_is_none_has_no_site():

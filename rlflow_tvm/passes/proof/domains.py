@@ -28,6 +28,10 @@ class Undefined(RewriteError):
     """A value that the drawn tensors do not give: a division by zero. Others have to be drawn."""
 
 
+class Unfit(Undefined):
+    """Shapes, attributes or element types that the operator does not take, or of which a domain knows nothing."""
+
+
 class Domain(Protocol):
     """Arithmetic on tensors. `name` is what a proof records."""
 
@@ -97,6 +101,17 @@ def _power(base: np.ndarray, exponent: np.ndarray | int, modulus: int) -> np.nda
     return result
 
 
+_EXACT = ("float32", "float64")
+"""Types that hold what the samples' own, float32, holds."""
+
+
+def _unrounded(x: Tensor, dtype: str) -> Tensor:
+    """`x`, of which exact arithmetic knows the value where nothing is rounded; which type it is of, `Shapes` says."""
+    if dtype not in _EXACT:
+        raise Unfit(f"what is rounded to {dtype} is another number")
+    return x
+
+
 class PrimeFields:
     """Planes: residues modulo P, and modulo Q for exponents, as in Mirage: exp(x) is a generator to the power of x
     modulo Q, another one for each seed, so exp(a + b) = exp(a) exp(b), and exp(1) is no number that a rule could know.
@@ -153,7 +168,7 @@ class PrimeFields:
         return (state % np.uint64(P)).astype(np.int64), (mixed(state, 2) % np.uint64(Q)).astype(np.int64)
 
     def cast(self, x: Tensor, dtype: str) -> Tensor:
-        return x
+        return _unrounded(x, dtype)
 
 
 class Rationals:
@@ -211,7 +226,7 @@ class Rationals:
         return (_object(np.frompyfunc(value, len(xs), 1)(*(x[0] for x in xs))),)
 
     def cast(self, x: Tensor, dtype: str) -> Tensor:
-        return x
+        return _unrounded(x, dtype)
 
 
 def _divide(a: Any, b: Any) -> Any:
@@ -304,7 +319,7 @@ class Shapes:
         return x
 
     def function(self, name: str, *xs: Tensor) -> Tensor:
-        return self.draw(np.broadcast_shapes(*(shape_of(x) for x in xs)))
+        return (np.zeros(np.broadcast_shapes(*map(shape_of, xs)), xs[0][0].dtype),)
 
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         return (x[0].astype(dtype),)
@@ -344,7 +359,9 @@ class Degrees:
         return x
 
     def function(self, name: str, *xs: Tensor) -> Tensor:
-        return self.draw(np.broadcast_shapes(*(shape_of(x) for x in xs)))
+        # a value that is new, unless other arguments are met with the same values by chance
+        argument = sum((np.asarray(plane) for x in xs for plane in x), start=np.zeros((), np.int64))
+        return np.maximum(np.asarray(argument), 1), np.zeros(np.shape(argument), np.int64)
 
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         return x

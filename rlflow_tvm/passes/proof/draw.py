@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlflow_tvm.passes.proof.domains import Shape
-from rlflow_tvm.passes.proof.windows import Unfit
+from rlflow_tvm.passes.proof.domains import Shape, Unfit
 
 Known = list[Shape | None]
 Given = Mapping[str, Any]

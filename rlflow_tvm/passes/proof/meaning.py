@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rlflow_tvm.passes.proof.domains import Domain, Plane, Tensor, each, shape_of
+from rlflow_tvm.passes.proof.domains import Domain, Plane, Tensor, Unfit, each, shape_of
 from rlflow_tvm.passes.proof.windows import (
-    Unfit,
     adaptive_avg_pool2d,
     avg_pool2d,
     conv2d,
@@ -29,7 +28,7 @@ Meaning = Callable[[Domain, list[Tensor], Attributes], Any]
 ROOT_TWO = Fraction(1.4142135381698608)
 """The square root of 2 as a float32 holds it, which stands for it; exact arithmetic has none."""
 _NAMED = ((2.0**0.5, ROOT_TWO), (0.5**0.5, 1 / ROOT_TWO))
-_CLOSE = 1e-6  # what single precision does not tell from a named number is that number
+_CLOSE = 1e-7  # what single precision does not tell from a named number is that number
 
 
 def _axis(axis: int, rank: int) -> int:
@@ -223,8 +222,13 @@ def take(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
     axis = _axis(k["axis"], len(shape_of(x)))
     if indices[0].dtype != np.int64:
         raise Unfit(f"{indices[0].dtype} are no positions")
-    mode = k["mode"] if k["mode"] in ("wrap", "clip") else "raise"
-    return each(lambda plane: np.asarray(plane.take(indices[0], axis, mode=mode), plane.dtype), x)
+    # (NumPy's own wrapping subtracts the extent again and again)
+    extent, positions = shape_of(x)[axis], indices[0]
+    if k["mode"] == "wrap" and extent:
+        positions = positions % extent
+    elif k["mode"] == "clip" and extent:
+        positions = np.clip(positions, 0, extent - 1)
+    return each(lambda plane: np.asarray(plane.take(positions, axis), plane.dtype), x)
 
 
 def broadcast_to(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
@@ -357,5 +361,5 @@ def meaning(name: str, domain: Domain, operands: Sequence[Tensor], attributes: A
     that are none (division by zero, or an operator that the domain does not have)."""
     try:
         return MEANINGS[name](domain, list(operands), attributes)
-    except (IndexError, TypeError, ValueError) as error:  # NumPy's, of positions, axes and extents that do not fit
+    except (IndexError, OverflowError, TypeError, ValueError) as error:  # of positions, axes, numbers that do not fit
         raise Unfit(f"{name}: {error}") from error

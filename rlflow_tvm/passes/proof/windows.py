@@ -12,15 +12,11 @@ from typing import Any
 import numpy as np
 
 from rlflow_tvm.passes.ops import has_empty_window
-from rlflow_tvm.passes.proof.domains import Domain, Plane, Shape, Tensor, Undefined, each, shape_of
+from rlflow_tvm.passes.proof.domains import Domain, Plane, Shape, Tensor, Unfit, each, shape_of
 
 _BLOCKED = re.compile(r"(NCHW|OIHW)(\d+)[co]")
 _ROOM = 1 << 20
 """Products of one convolution, at most: samples are small, and what is not is a mistake."""
-
-
-class Unfit(Undefined):
-    """Shapes, attributes or element types that the operator does not take."""
 
 
 def split_channels(x: Plane, block: int, axis: int = 1) -> Plane:
@@ -169,6 +165,8 @@ def adaptive_avg_pool2d(domain: Domain, operands: list[Tensor], k: Mapping[str, 
     def parts(extent: int, count: int) -> list[list[int]]:
         return [list(range(i * extent // count, -(-(i + 1) * extent // count))) for i in range(count)]
 
+    if any(count < 1 for count in k["output_size"]):
+        raise Unfit(f"no image is of the size {k['output_size']}")
     rows, columns = (parts(e, n) for e, n in zip(shape_of(plain)[2:], k["output_size"], strict=True))
 
     def reduced(window: Tensor) -> Tensor:

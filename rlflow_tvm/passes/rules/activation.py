@@ -15,7 +15,7 @@ _GELU = {
 def _gelu_rules() -> tuple[RewriteRule, ...]:
     rules = []
     for name, text in _GELU.items():
-        for suffix, scaled in (("", "divide(x, 1.4142135381698608)"), ("_scaled", "multiply(x, 0.7071067690849304)")):
+        for suffix, scaled in (("", "divide(x, 1.4142135623730951)"), ("_scaled", "multiply(x, 0.7071067811865476)")):
             left = text.format(_ERF.format(scaled))
             rules.append(RewriteRule(f"{name}{suffix}", "activation", f"{left} => gelu(x)", when=("is_float(x)",)))
     return tuple(rules)
@@ -25,7 +25,7 @@ RULES = (
     *_gelu_rules(),
     RewriteRule(
         "gelu_to_error", "activation",
-        f"gelu(x) => multiply(multiply(x, 0.5), {_ERF.format('divide(x, 1.4142135381698608)')})",
+        f"gelu(x) => multiply(multiply(x, 0.5), {_ERF.format('divide(x, 1.4142135623730951)')})",
     ),
     RewriteRule("silu_from_sigmoid", "activation", "multiply(x, sigmoid(x)) => silu(x)", when=("is_float(x)",)),
     RewriteRule("silu_to_sigmoid", "activation", "silu(x) => multiply(x, sigmoid(x))"),

@@ -49,7 +49,7 @@ RULES = (
     RewriteRule(
         "matmul_distribute_right", "matmul",
         "matmul(x, add(a, b)) => add(matmul(x, a), matmul(x, b))",
-        when=("shape(a) == shape(b)", "not is_weight(a)"), symmetric=True,
+        when=("shape(a) == shape(b)", "not (is_weight(a) and is_weight(b))"), symmetric=True,
     ),
     RewriteRule(
         "matmul_factor_right", "matmul",
