@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import sys
 from pathlib import Path
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
     from rlflow_tvm.comparison_methods import Method
     from rlflow_tvm.cost import CostModel
-    from rlflow_tvm.passes import GraphState
+    from rlflow_tvm.passes import GraphState, Plan
+
+log = logging.getLogger("rlflow_tvm")
 
 AGAINST = ("tvm-default", "onnxruntime", "onnxruntime-export", "torch")
 """As in `rlflow_tvm.comparison`, which takes seconds to import."""
@@ -127,12 +130,26 @@ def main(
 
 def _found(way: Method, mod: tvm.IRModule, cost_model: CostModel, plans: Path | None) -> GraphState:
     """What it makes of the model; its plan is written at once, for what comes behind may fail or be ended."""
+    from rlflow_tvm.errors import CostError, KernelError
+
+    path = None if plans is None or way.plan_name is None else plans / way.plan_name
+    unchecked: list[Plan] = []
     with cli.progress_bar(way.described) as bar:
         cost_model.on_progress = cli.kernels_told(bar)
-        state = way.find(mod, cost_model, lambda done, total, best: bar(done, total, cli.milliseconds(best)))
-    if plans is not None and way.plan_name is not None:
-        state.plan.save(plans / way.plan_name)
-        print(f"plan written to {plans / way.plan_name}")
+
+        def on_progress(done: int, total: int, best: float) -> None:
+            bar(done, total, cli.milliseconds(best))
+
+        try:
+            state = way.find(mod, cost_model, on_progress, unchecked.append)
+        except (KeyboardInterrupt, CostError, KernelError):
+            if unchecked and path is not None:
+                unchecked[-1].save(path)
+                log.warning("outputs were not compared: the plan written to %s is unchecked", path)
+            raise
+    if path is not None:
+        state.plan.save(path)
+        print(f"plan written to {path}")
     return state
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,11 +27,18 @@ class Method:
     source: Plan | Search
     plan_name: str | None = None
 
-    def find(self, mod: tvm.IRModule, cost_model: CostModel, progress: Progress | None = None) -> GraphState:
-        """What it makes of `mod`; Ctrl-C ends a search with the best so far. Errors of `replay` and `optimize`."""
+    def find(
+        self,
+        mod: tvm.IRModule,
+        cost_model: CostModel,
+        progress: Progress | None = None,
+        on_plan: Callable[[Plan], None] | None = None,
+    ) -> GraphState:
+        """What it makes of `mod`; Ctrl-C ends a search with the best so far. `on_plan`, and errors: of `optimize`, or
+        of `replay`."""
         if isinstance(self.source, Plan):
             return replay(mod, self.source)
-        return optimize(mod, self.source, cost_model, progress=progress, interruptible=True).state
+        return optimize(mod, self.source, cost_model, progress=progress, interruptible=True, on_plan=on_plan).state
 
 
 def methods(

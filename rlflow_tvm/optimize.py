@@ -103,16 +103,18 @@ def main(
                 log.warning("outputs were not compared: the plan written to %s is unchecked", place)
             raise
         # before the modules are timed and written: neither Ctrl-C nor what fails there shall lose it
-        kept = _save(result.plan, plan)
-        rewrites, gain = len(result.plan), None
+        found = result.plan
+        kept, gain = _save(found, plan), None
         tuned: list[Tuned] = []
         with (
             _goes_on("whether the new module is faster as a whole was not measured"),
             cli.progress_bar("timing") as timing,
         ):
             result, gain = keep_if_not_slower(result, cost_model, timing)
-        if len(result.plan) < rewrites:
+        if len(result.plan) < len(found):
             _save(result.plan, plan)
+            if (place := _save(found, None, "slower")) is not None:
+                log.warning("the plan that was found is kept in %s", place)
         if tune:
             with _goes_on("kernels are as they were, but for those tuned by then"):
                 tuned = _tune(cost_model, result.state, tune, seed)
@@ -170,16 +172,16 @@ def main(
         print(f"library written to {library} ({checked})")
 
 
-def _save(plan: Plan, path: Path | None) -> Path | None:
+def _save(plan: Plan, path: Path | None, name: str = "last") -> Path | None:
     """Where a plan is written: there, or where nobody asked for it beside the database, if that can be, as what comes
-    after a search may fail."""
+    after a search may fail. `name`: what the file there begins with."""
     from rlflow_tvm.cost import default_path
     from rlflow_tvm.errors import PlanError
 
     if path is not None:
         plan.save(path)
         return path
-    beside = default_path().with_name(f"last.{plan.start_hash:016x}.plan.json")
+    beside = default_path().with_name(f"{name}.{plan.start_hash:016x}.plan.json")
     try:
         plan.save(beside)
     except PlanError as error:

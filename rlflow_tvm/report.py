@@ -80,7 +80,7 @@ def main(
     if format == "png":
         require_matplotlib()
     rewrites = Plan.load(given.plan)
-    as_trained = target in (None, given.target) and rpc_key == given.rpc_key
+    as_trained = str(tvm_target) == str(cli.parse_target(given.target)) and rpc_key == given.rpc_key
     training = None if given.run is None else _training(given.run, as_trained)
     inputs = input_names(given.file)  # other models of the training have others
     shapes = {name: shape for name, shape in given.shapes.items() if name in inputs} | cli.parse_shapes(shape or [])

@@ -15,8 +15,8 @@ import typer
 from fake_workers import workers_by
 
 import rlflow_tvm as rl
+from rlflow_tvm import compare, superoptimize
 from rlflow_tvm import optimize as command
-from rlflow_tvm import superoptimize
 from rlflow_tvm.cost import CostModel, EndToEnd, KernelDatabase, RpcDevices, default_path, timer
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import CostError, KernelError, RewriteError
@@ -126,12 +126,17 @@ def test_the_command_writes_the_plan_of_what_is_left(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert len(found.plan) > 0  # and its kernels are in the database
     whole_modules_take(monkeypatch, [1.25] * 6)
     plan, figures = tmp_path / "plan.json", tmp_path / "figures.json"
-    command.main(str(network), search="family", budget=BUDGET, plan=plan, json=figures)
+    with caplog.at_level(logging.WARNING, "rlflow_tvm"):
+        command.main(str(network), search="family", budget=BUDGET, plan=plan, json=figures)
     assert len(Plan.load(plan)) == 0
+    slower = default_path().with_name(f"slower.{found.plan.start_hash:016x}.plan.json")
+    assert f"the plan that was found is kept in {slower}" in caplog.text
+    assert len(Plan.load(slower)) > 0
     assert json.loads(figures.read_text())["measured_gain_interval"] == [0.8, 0.8]
     assert "by 0 rewrites" in (out := capsys.readouterr().out)
     assert "the model's takes 0.80 times as long as the new one's (0.80 to 0.80 by round)" in out
@@ -172,6 +177,36 @@ def test_a_plan_is_written_unchecked_where_the_check_is_interrupted(
     assert not model.exists()
 
 
+def ended_by(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a search meets after it has found something."""
+    successor = RewriteProblem.successor
+
+    def gone(problem: RewriteProblem, *arguments: object, **options: object) -> object:
+        if problem.best.actions:
+            raise error
+        return successor(problem, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RewriteProblem, "successor", gone)
+
+
+def test_a_comparison_that_is_given_up_leaves_what_was_found(
+    found: SearchResult,
+    network: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert len(found.plan) > 0
+    ended_by(KeyboardInterrupt(), monkeypatch)
+    (tmp_path / "plans").mkdir()
+    with caplog.at_level(logging.WARNING, "rlflow_tvm"), pytest.raises(typer.Exit) as ended:
+        compare.main(str(network), search=["greedy"], budget=BUDGET, against=["onnxruntime"], plans=tmp_path / "plans")
+    assert ended.value.exit_code == 130
+    plan = tmp_path / "plans" / "greedy.plan.json"
+    assert f"outputs were not compared: the plan written to {plan} is unchecked" in caplog.text
+    assert len(Plan.load(plan)) > 0
+
+
 @pytest.mark.parametrize(
     ("asked", "error", "exit_code"),
     [
@@ -194,14 +229,7 @@ def test_what_was_found_before_a_search_was_ended_is_written(
 ) -> None:
     """To where it was asked for, or beside the database."""
     assert len(found.plan) > 0
-    successor = RewriteProblem.successor
-
-    def gone(problem: RewriteProblem, *arguments: object, **options: object) -> object:
-        if problem.best.actions:
-            raise error
-        return successor(problem, *arguments, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(RewriteProblem, "successor", gone)
+    ended_by(error, monkeypatch)
     plan = tmp_path / "plan.json" if asked else default_path().with_name(f"last.{found.plan.start_hash:016x}.plan.json")
     plan.unlink(missing_ok=True)
     with caplog.at_level(logging.WARNING, "rlflow_tvm"), pytest.raises(typer.Exit) as ended:
