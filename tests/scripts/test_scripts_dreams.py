@@ -12,11 +12,16 @@ import temperature
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "agents"))
 
+from fake_cost import FakeCostModel
+from small_models import LANES, bound, conv_chain
 from toy_env import ToyRewriteEnv
 from training_checks import SMALL
 
+from rlflow_tvm.agents.world.controller import Eyes
 from rlflow_tvm.agents.world.dream import Dream, imagine
 from rlflow_tvm.agents.world.training import make_controller, train
+from rlflow_tvm.envs import GraphRewriteEnv, RewriteProblem
+from rlflow_tvm.passes import default_rules
 
 STEPS = 120
 
@@ -38,6 +43,20 @@ def test_dreams_go_on_along_the_episodes_that_were_learnt_from(trained: Path) ->
     episodes = imagine(dream, make_controller(model.sizes, config), 3, 0)
     assert len(episodes) == 3
     assert np.isfinite([episode.total_reward for episode in episodes]).all()
+
+
+def test_a_controller_is_scored_by_measured_graphs(tmp_path: Path) -> None:
+    problem = RewriteProblem(bound(conv_chain()), FakeCostModel(wrong_by=0.37), default_rules(LANES))
+    env = GraphRewriteEnv(problem=problem, horizon=6)
+    train(env, SMALL, 60, 0, tmp_path)
+    model, config, rollouts, _ = temperature.learnt_model(tmp_path)
+    seen = temperature.experience(model, config, rollouts, {"total_steps": 60})
+    dream = Dream.along(seen, temperature.places_of(rollouts), config, 1.0, env.limit)
+    eyes = Eyes(model.sizes, model.vision, model.memory)
+    row = temperature.scores(dream, eyes, temperature.places_of(rollouts), config, env, 0)
+    assert len(row["real_returns"]) == temperature.EPISODES
+    microseconds = 1e6 * problem.start_secs / row["best_gain"]
+    assert microseconds == pytest.approx(round(microseconds), abs=1e-6)  # all costs are whole, predictions are not
 
 
 def test_a_folder_without_a_world_model_is_told_in_one_line(tmp_path, monkeypatch, capsys) -> None:
