@@ -66,7 +66,8 @@ def list_rules(
         print(f"{rule.name} [{rule.family}]\n  {rule}\n  proof: {told}")
         if sites:
             print("  sites: " + ", ".join(f"{name} {count}" for name, count in fires.items()))
-    print(f"{len(rows)} rules in {len({rule.family for rule in rules})} families")
+    number = len({rule.family for rule in rules})
+    print(f"{len(rows)} rule{'s' * (len(rows) != 1)} in {number} famil{'y' if number == 1 else 'ies'}")
     cli.write_json(json, rows)
 
 

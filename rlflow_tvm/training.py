@@ -18,7 +18,7 @@ from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.envs.rewards import REWARDS
 from rlflow_tvm.errors import AgentError, UsageError
 from rlflow_tvm.frontend import import_models
-from rlflow_tvm.passes import Plan
+from rlflow_tvm.passes import GraphState, Plan, RuleSet
 from rlflow_tvm.rollouts import FACTORY, description, make_env, make_problems, open_prices, store_rows, structures
 from rlflow_tvm.search import Beginning, beginnings
 from rlflow_tvm.training_files import BestPlans, EndToEndLog, ModelOutcome, plan_paths
@@ -147,9 +147,9 @@ def train_on_models(
     `beginnings`. `starts`: of some models a plan file, as a search finds it: its graph, where that is cheaper, is
     remembered from the beginning.
 
-    AgentError, UsageError or PlanError, before anything is imported or priced, if `out` or a file of `starts` cannot be
-    used; AgentError while another process trains in `out`, or if the training in it was on other modules, for another
-    target or with other settings.
+    AgentError, UsageError or PlanError, before anything is imported, if `out` or a file of `starts` cannot be used;
+    PlanError, before anything is priced, if such a plan is for another module; AgentError while another process trains
+    in `out`, or if the training in it was on other modules, for another target or with other settings.
     """
     from rlflow_tvm.agents import Workers, agent_kind
 
@@ -164,6 +164,8 @@ def train_on_models(
     given = {name: Plan.load(path) for name, path in (starts or {}).items()}
     shapes = shapes or {}
     modules = import_models(models, shapes)
+    for name, plan in given.items():  # before its graph, and others, are priced
+        plan.check_start(GraphState.from_module(modules[name], RuleSet((), 1)).start_hash)
     elsewhere = ray is not None or (workers is not None and workers > 1)
     taken = booked = 0
 

@@ -125,8 +125,10 @@ def test_a_training_remembers_the_plan_it_is_given(chain, tmp_path):
     curve = [json.loads(line) for line in (tmp_path / "out" / "best.jsonl").read_text().splitlines()]
     assert (curve[0]["env_steps"], curve[0]["run_secs"]) == (0, found.run_secs_after)
     other = model(tmp_path / "other.onnx", "Tanh", "Relu", "Relu")
-    with pytest.raises(RlflowError, match="another module"):
+    Priced.questions = 0
+    with pytest.raises(PlanError, match="another module"):
         train(other, tmp_path / "other", starts={"chain": tmp_path / "greedy.json"})
+    assert Priced.questions == 0
     assert not (tmp_path / "other").exists()
 
 
