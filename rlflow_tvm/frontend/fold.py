@@ -17,6 +17,8 @@ from rlflow_tvm.frontend.padding import resolve_ceil_mode
 _RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli"})
 _MOST_ELEMENTS = 2**30
 _STANDARD_DOMAINS = ("", "ai.onnx")
+_OLDEST_KNOWN = {"DequantizeLinear": 19}
+"""The operator set from which on ONNX's reference knows an operator, whose earlier forms mean the same."""
 
 
 def infer_types(graph: Graph) -> None:
@@ -124,7 +126,7 @@ def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
             [helper.make_value_info(name, onnx.TypeProto()) for name in names],
             [helper.make_value_info(name, onnx.TypeProto()) for name in node.output if name],
         ),
-        opset_imports=list(graph.model.opset_import),
+        opset_imports=[helper.make_opsetid(node.domain, max(graph.opset, _OLDEST_KNOWN.get(node.op_type, 1)))],
         ir_version=graph.model.ir_version,
     )
     try:
