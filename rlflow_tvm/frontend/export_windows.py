@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from functools import partial
 from math import prod
 from typing import Any
@@ -18,7 +19,7 @@ _SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 _AVERAGE_DILATED_OPSET = 19
 _GRID_3D_OPSET = 20
 _RESIZE = {"nearest_neighbor": "nearest", "linear": "linear", "cubic": "cubic"}
-_ROUNDING = {"round": "round_prefer_ceil", "": "round_prefer_floor"}
+_ROUNDING = {"round": "round_prefer_floor", "": "floor"}  # of "round" see _picked
 _ROUNDING |= {name: name for name in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")}
 _COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
 
@@ -175,17 +176,58 @@ def _resize(rank: int, w: Writer, call: relax.Call, args: list[Any]) -> str:
     if mode not in _RESIZE or rounding not in _ROUNDING or coordinates not in _COORDINATES:
         raise w.refusal(f"method {mode!r}, coordinates {coordinates!r}, rounding {rounding!r} are not all ONNX's")
     x = relayout(w, args[0], shape_of(call.args[0]), layout, plain)
-    out = shape_in(shape_of(call), layout, plain)
-    result = w.node(
-        "Resize", x, "", "", w.ints(out),
-        mode=_RESIZE[mode],
-        coordinate_transformation_mode=coordinates,
-        nearest_mode=_ROUNDING[rounding] if mode == "nearest_neighbor" else None,
-        cubic_coeff_a=float(attrs.cubic_alpha) if mode == "cubic" else None,
-        exclude_outside=int(attrs.cubic_exclude) if mode == "cubic" else None,
-    )  # fmt: skip
+    extents, out = shape_in(shape_of(call.args[0]), layout, plain), shape_in(shape_of(call), layout, plain)
+    rounding = "round" if not rounding and coordinates == "align_corners" else rounding
+    nearest = mode == "nearest_neighbor"
+    picked = _picked(extents[2:], out[2:], coordinates) if nearest and rounding == "round" else None
+    if picked is not None:
+        result = x
+        for axis, places in enumerate(picked, 2):
+            result = w.node("Gather", result, w.ints(places), axis=axis)
+    else:
+        result = w.node(
+            "Resize", x, "", "", w.ints(out),
+            mode=_RESIZE[mode],
+            coordinate_transformation_mode=coordinates,
+            nearest_mode=_ROUNDING[rounding] if nearest else None,
+            cubic_coeff_a=float(attrs.cubic_alpha) if mode == "cubic" else None,
+            exclude_outside=int(attrs.cubic_exclude) if mode == "cubic" else None,
+        )  # fmt: skip
     result = result if dtype_of(call) == dtype_of(call.args[0]) else w.cast(result, dtype_of(call))
     return relayout(w, result, out, plain, layout)
+
+
+def _picked(extents: tuple[int, ...], out: tuple[int, ...], coordinates: str) -> list[list[int]] | None:
+    """The elements that are nearest along each axis, halves to the even one as TVM rounds: ONNX knows no such rounding.
+    None where there are none, or round_prefer_floor takes the same (and the scale, by which runtimes find the places,
+    is exact)."""
+    axes = list(zip(extents, out, strict=True))
+    places = [_places(*axis, coordinates) for axis in axes]
+    plain = all(
+        not any(place.denominator == 2 for place in along)
+        or (
+            all(place.denominator != 2 or int(place) % 2 == 0 for place in along)
+            and Fraction(float(np.float32(size / extent))) == Fraction(size, extent)
+        )
+        for (extent, size), along in zip(axes, places, strict=True)
+    )
+    if plain:
+        return None
+    return [
+        [min(max(round(place), 0), extent - 1) for place in along]
+        for extent, along in zip(extents, places, strict=True)
+    ]
+
+
+def _places(extent: int, out: int, coordinates: str) -> list[Fraction]:
+    """Where each of `out` elements comes from along an axis of `extent`."""
+    if coordinates == "align_corners":
+        return [Fraction(i * (extent - 1), max(out - 1, 1)) for i in range(out)]
+    if coordinates == "asymmetric":
+        return [Fraction(i * extent, out) for i in range(out)]
+    if coordinates == "pytorch_half_pixel" and out == 1:
+        return [Fraction(0)]
+    return [Fraction((2 * i + 1) * extent - out, 2 * out) for i in range(out)]
 
 
 def _grid_sample(w: Writer, call: relax.Call, args: list[Any]) -> str:

@@ -236,7 +236,7 @@ def _across() -> list[Case]:
 
 def _windows() -> list[Case]:
     image, nhwc, blocked = floats(1, 8, 7, 6), floats(1, 7, 6, 8), floats(1, 2, 7, 6, 4)
-    row, cube = floats(1, 4, 9), floats(1, 2, 4, 5, 6)
+    row, cube, halved = floats(1, 4, 9), floats(1, 2, 4, 5, 6), floats(1, 2, 4, 6)
     pool = dict(strides=(2, 2), padding=(1, 1, 1, 1))
     conv, maxima, means = rx.nn.conv2d, rx.nn.max_pool2d, rx.nn.avg_pool2d
     return [
@@ -292,6 +292,19 @@ def _windows() -> list[Case]:
                      rounding_method=r))
             for rounding in ("round", "floor", "ceil", "round_prefer_ceil")
         ),
+        *(
+            Case(f"image.resize2d:halves:{coordinates}:{rounding}:{'x'.join(map(str, size))}", (halved,),
+                 lambda x, s=size, c=coordinates, r=rounding: rx.image.resize2d(
+                     x, s, method="nearest_neighbor", coordinate_transformation_mode=c, rounding_method=r))
+            for size, coordinates, rounding in (
+                ((2, 3), "half_pixel", "round"), ((6, 9), "half_pixel", "round"), ((4, 1), "half_pixel", "round"),
+                ((8, 12), "asymmetric", "round"), ((12, 18), "asymmetric", ""), ((7, 11), "align_corners", ""),
+                ((8, 1), "pytorch_half_pixel", "round"), ((5, 7), "half_pixel", "round"),
+            )
+        ),
+        Case("image.resize3d:halves", (cube,),
+             lambda x: rx.image.resize3d(x, (8, 10, 3), layout="NCDHW", method="nearest_neighbor",
+                                         coordinate_transformation_mode="asymmetric")),
         Case("image.resize2d:nhwc", (nhwc,), lambda x: rx.image.resize2d(x, (3, 9), layout="NHWC")),
         Case("image.resize3d", (cube,), lambda x: rx.image.resize3d(x, (6, 7, 3), layout="NCDHW")),
         Case("image.grid_sample", (image, floats(1, 2, 3, 4)), rx.image.grid_sample),
