@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 
 import numpy as np
 import onnx
@@ -19,6 +20,14 @@ _MOST_ELEMENTS = 2**30
 _STANDARD_DOMAINS = ("", "ai.onnx")
 _OLDEST_KNOWN = {"DequantizeLinear": 19}
 """The operator set from which on ONNX's reference knows an operator, whose earlier forms mean the same."""
+
+_MISREAD = {
+    **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), 13),
+    "BatchNormalization": 14,
+    **dict.fromkeys(("AveragePool", "ConvTranspose", "GridSample", "LRN", "LpPool", "MaxPool"), math.inf),
+}
+"""The operator set below which ONNX's reference (1.23) gives an operator other values than the standard does, or
+refuses what that allows: TVM computes it."""
 
 
 def infer_types(graph: Graph) -> None:
@@ -84,9 +93,19 @@ def _value(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
         return [graph.constants[node.input[0]].astype(helper.tensor_dtype_to_np_dtype(like.elem_type))]
     if any(a.HasField("g") or a.graphs for a in node.attribute):
         return None
-    if not all(graph.is_constant(name) for name in node.input):
+    if not all(graph.is_constant(name) for name in node.input) or _is_misread(graph, node):
         return None
     return evaluate(graph, node)
+
+
+def _is_misread(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Whether the reference must not be asked for the value of a node of constants."""
+    given = [graph.constants.get(name) for name in node.input]
+    if node.op_type == "Dropout":  # in training: zeros drawn at random. It is refused where identities are removed
+        return len(given) > 2 and given[2] is not None and bool(given[2].any())
+    if node.op_type == "Pad":
+        return len(given) > 1 and given[1] is not None and bool((given[1] < 0).any())
+    return graph.opset < _MISREAD.get(node.op_type, 0)
 
 
 def _shape_value(node: onnx.NodeProto, shape: tuple[int, ...]) -> np.ndarray:
@@ -97,7 +116,8 @@ def _shape_value(node: onnx.NodeProto, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
-    """The outputs of a node whose inputs are all constant; None where ONNX's reference does not know the operator.
+    """The outputs of a node whose inputs are all constant; None where ONNX's reference does not know the operator, or
+    gives another shape than is inferred.
 
     Raises:
         FrontendError: the reference refuses the node's inputs, or the result would fill the memory.
@@ -138,5 +158,9 @@ def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
             f"{graph.label}: node {node.name!r} ({node.op_type}) of constants cannot be evaluated "
             f"({one_line(error)}): check the model with onnx.checker"
         ) from error
-    values = iter(found)
-    return [np.asarray(next(values)) if name else np.empty(0) for name in node.output]
+    rest = iter(found)
+    values = [np.asarray(next(rest)) if name else np.empty(0) for name in node.output]
+    agree = all(
+        graph.shape(name) in (None, value.shape) for name, value in zip(node.output, values, strict=True) if name
+    )
+    return values if agree else None

@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import helper
-from small_weights import drawn
+from small_weights import NORM, drawn, norm_weights
+
+from rlflow_tvm.errors import FrontendError
+from rlflow_tvm.frontend import from_onnx
 
 node = helper.make_node
 
@@ -21,3 +24,41 @@ def test_quantised_weights_are_dequantised(kind: str, opset: int, make_model, as
     nodes = [node("DequantizeLinear", ["w", "s", "z"], ["d"]), node("Mul", ["x", "d"], ["y"])]
     mod = assert_imports_right(make_model(nodes, {"x": (4, 3)}, ["y"], weights, opset))
     assert operators(mod) == ["multiply"]
+
+
+_SAME_LOWER = {"kernel_shape": [2, 2], "strides": [2, 2], "auto_pad": "SAME_LOWER"}
+_GRID = np.linspace(-0.9, 0.9, 2 * 4 * 3 * 2, dtype=np.float32).reshape(2, 4, 3, 2)
+_OF_CONSTANTS = {
+    "softmax-12": (12, node("Softmax", ["w"], ["c"], axis=1), {}),
+    "log-softmax-11": (11, node("LogSoftmax", ["w"], ["c"], axis=2), {}),
+    "hardmax-12": (12, node("Hardmax", ["w"], ["c"], axis=1), {}),
+    "softmax-13": (13, node("Softmax", ["w"], ["c"], axis=1), {}),
+    "batch-norm-13": (13, node("BatchNormalization", ["w", *NORM], ["c"]), norm_weights(4)),
+    "batch-norm-15": (15, node("BatchNormalization", ["w", *NORM], ["c"]), norm_weights(4)),
+    "lrn": (18, node("LRN", ["w"], ["c"], size=3, alpha=0.5, beta=0.75, bias=2.0), {}),
+    "max-pool": (18, node("MaxPool", ["w"], ["c"], **_SAME_LOWER), {}),
+    "average-pool": (18, node("AveragePool", ["w"], ["c"], **_SAME_LOWER), {}),
+    "lp-pool": (18, node("LpPool", ["w"], ["c"], **_SAME_LOWER), {}),
+    "conv-transpose": (18, node("ConvTranspose", ["w", "k"], ["c"], group=2), {"k": drawn(4, 3, 2, 2)}),
+    "grid-sample": (16, node("GridSample", ["w", "g"], ["c"], mode="bicubic"), {"g": _GRID}),
+    "pad-edge": (18, node("Pad", ["w", "p"], ["c"], mode="edge"), {"p": np.array([0, 0, 1, -1] * 2)}),
+    "pad-constant": (18, node("Pad", ["w", "p"], ["c"]), {"p": np.array([0, -1, 1, -1] * 2)}),
+}
+
+
+@pytest.mark.parametrize("name", sorted(_OF_CONSTANTS))
+def test_operators_of_constants(name: str, make_model, assert_imports_right) -> None:
+    opset, of_constants, weights = _OF_CONSTANTS[name]
+    nodes = [of_constants, node("Mul", ["x", "c"], ["y"])]
+    assert_imports_right(make_model(nodes, {"x": (1,)}, ["y"], {"w": drawn(2, 4, 5, 6), **weights}, opset))
+
+
+def test_dropout_of_constants_in_training(make_model) -> None:
+    nodes = [node("Dropout", ["w", "", "t"], ["d"], name="drop"), node("Add", ["x", "d"], ["y"])]
+
+    def model(training: bool):
+        return make_model(nodes, {"x": (3,)}, ["y"], {"w": drawn(3), "t": np.array(training)})
+
+    with pytest.raises(FrontendError, match=r"node 'drop' \(Dropout\) is in training mode"):
+        from_onnx(model(True))
+    assert len(from_onnx(model(False))["main"].body.blocks[0].bindings) == 1
