@@ -1,7 +1,7 @@
 """Converters of single ONNX operators that take the place of TVM's: Relax operators where TVM's importer gives loops
 (`Clip`, `Pad`, `Tile`), a stack that is then reduced (`Sum`, `Max`, `Min`, `Mean`) or a computation of shapes
-(`Gather`), and where it gives what cannot be built (`Cosh`, `Pow`, `Sinh`), has another type (`OneHot`) or is of fewer
-axes (`LayerNormalization`).
+(`Gather`), and where it gives what cannot be built (`Cosh`, `Equal`, `Pow`, `Sinh`), has another type (`OneHot`) or is
+of fewer axes (`LayerNormalization`).
 
 Each takes the block builder, the inputs (None where one is left out), the attributes and the operator set, and returns
 the expression, or None where TVM's own converter has to do it.
@@ -121,6 +121,13 @@ def _cast(expr: relax.Expr, dtype: str) -> relax.Expr:
 
 def _dtype(expr: relax.Expr) -> str:
     return str(expr.ty.dtype.dtype)
+
+
+def _equal(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    """Of booleans, which LLVM would compare as floats."""
+    if any(isinstance(x, relax.ShapeExpr) or _dtype(x) != "bool" for x in inputs[:2]):
+        return None
+    return relax.op.logical_not(bb.normalize(relax.op.logical_xor(inputs[0], inputs[1])))
 
 
 def _prelu(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
@@ -247,6 +254,7 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     "Clip": _clip,
     "Cosh": _cosh,
     "DynamicQuantizeLinear": _dynamic_quantize,
+    "Equal": _equal,
     "Gather": _gather,
     "GatherND": _gather_nd,
     "HardSigmoid": _hard_sigmoid,

@@ -168,6 +168,18 @@ def test_bounds_that_are_computed(make_model, assert_imports_right, operators) -
     assert operators(mod) == ["maximum", "minimum"]
 
 
+def test_booleans_are_compared(make_model, assert_imports_right) -> None:
+    model = make_model(
+        [node("Equal", ["a", "b"], ["y"])],
+        {"a": (2, 1), "b": (1, 2)},
+        ["y"],
+        dtypes={"a": "bool", "b": "bool"},
+        out_dtype="bool",
+    )
+    given = {"a": np.array([[False], [True]]), "b": np.array([[False, True]])}
+    assert_imports_right(model, given=given)
+
+
 @pytest.mark.parametrize("base", ["int32", "int64", "float32"])
 @pytest.mark.parametrize("exponent", [np.array(3), np.array(0), np.array(0.5, np.float32), np.array([0, 1, 2, 3])])
 def test_powers(base: str, exponent: np.ndarray, make_model, run) -> None:
