@@ -16,6 +16,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from rlflow_tvm.frontend.halves import HALVES
 from rlflow_tvm.frontend.reductions import REDUCTIONS
 from rlflow_tvm.frontend.resize import check_resize
 
@@ -251,6 +252,7 @@ def _broadcast(bb: relax.BlockBuilder, expr: relax.Expr, shape: list[int]) -> re
 
 CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.Expr | None]] = {
     **REDUCTIONS,
+    **HALVES,
     "Clip": _clip,
     "Cosh": _cosh,
     "DynamicQuantizeLinear": _dynamic_quantize,

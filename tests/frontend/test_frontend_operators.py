@@ -204,6 +204,23 @@ def test_rms_normalization(axis: int, make_model, run) -> None:
         np.testing.assert_allclose(found, x / np.sqrt(mean + 1e-5) * scale, rtol=1e-4)
 
 
+_OF_HALVES = {
+    "instance-norm": ([node("InstanceNormalization", ["x", "g", "b"], ["y"])], {"g": _array(3), "b": _array(3)}),
+    "l2": ([node("ReduceL2", ["x", "a"], ["y"])], {"a": np.array([-1])}),
+    "l2-noop": ([node("ReduceL2", ["x"], ["y"], noop_with_empty_axes=1)], {}),
+    "global-lp-pool": ([node("GlobalLpPool", ["x"], ["y"])], {}),
+    "lp-pool": ([node("LpPool", ["x"], ["y"], kernel_shape=[2, 2])], {}),
+}
+
+
+@pytest.mark.parametrize("name", sorted(_OF_HALVES))
+def test_halves_whose_squares_leave_their_range(name: str, make_model, assert_imports_right) -> None:
+    nodes, weights = _OF_HALVES[name]
+    weights = {k: v.astype("float16") if v.dtype.kind == "f" else v for k, v in weights.items()}
+    model = make_model(nodes, {"x": _SHAPE}, ["y"], weights, dtypes={"x": "float16"}, out_dtype="float16")
+    assert_imports_right(model, 1e-3, given={"x": (500 * _array(*_SHAPE)).astype("float16")})
+
+
 def test_a_layer_norm_is_over_more_axes_than_its_scale_has(make_model, assert_imports_right) -> None:
     nodes = [node("LayerNormalization", ["x", "g"], ["y"], axis=1)]
     assert_imports_right(make_model(nodes, {"x": (2, 5, 5)}, ["y"], {"g": _array(5)}))
