@@ -134,7 +134,8 @@ def _spatial_axes(w: Writer, call: relax.Call) -> int:
 
 
 def _group_norm(w: Writer, call: relax.Call, args: list[Any]) -> str:
-    """Each group normed as one channel, then scaled and shifted by channel: at opset 18 ONNX does that by group."""
+    """Each group normed as one channel, then scaled and shifted by channel: at opset 18 ONNX does that by group. (TVM
+    looks at neither `center` nor `scale`.)"""
     x, gamma, beta = args
     rank, extents, groups = _spatial_axes(w, call), shape_of(call), int(call.attrs.num_groups)
     dtype = np.dtype(dtype_of(call))
@@ -142,9 +143,8 @@ def _group_norm(w: Writer, call: relax.Call, args: list[Any]) -> str:
     apart = w.reshape(x, [extents[0], groups, -1])
     normed = w.node("InstanceNormalization", apart, ones, zeros, epsilon=float(call.attrs.epsilon))
     along = [extents[1], *[1] * (rank - 2)]
-    scaled = w.node("Mul", w.reshape(normed, extents), w.reshape(gamma, along)) if call.attrs.scale else normed
-    scaled = scaled if call.attrs.scale else w.reshape(normed, extents)
-    return w.node("Add", scaled, w.reshape(beta, along)) if call.attrs.center else scaled
+    scaled = w.node("Mul", w.reshape(normed, extents), w.reshape(gamma, along))
+    return w.node("Add", scaled, w.reshape(beta, along))
 
 
 def _instance_norm(w: Writer, call: relax.Call, args: list[Any]) -> str:

@@ -221,6 +221,8 @@ def _across() -> list[Case]:
         Case("nn.rms_norm", (x, floats(4)), lambda x, g: rx.nn.rms_norm(x, g, -1, 0.1)),
         Case("nn.group_norm", (image, vector, vector + 1),
              lambda x, g, b: rx.nn.group_norm(x, g, b, 3, 1, [2, 3], 0.1)),
+        Case("nn.group_norm:no_scale", (image, vector, vector + 1),
+             lambda x, g, b: rx.nn.group_norm(x, g, b, 3, 1, [2, 3], 0.1, center=False, scale=False)),
         Case("nn.instance_norm", (image, vector, vector + 1),
              lambda x, g, b: rx.nn.instance_norm(x, g, b, 1, [2, 3], 0.1)),
         Case("nn.batch_norm", (image, vector, vector + 1, vector - 1, abs(vector) + 1),
