@@ -31,6 +31,7 @@ _SAME = {
 _BITWISE = {"and": "And", "or": "Or", "xor": "Xor", "not": "Not"}
 _ROOT_OF_2 = sqrt(2.0)
 _GELU_OPSET = 20
+_ALMOST_LINEAR = 15.0  # from here on log(1 + exp(x)) is x in float32
 
 
 def _same(op: str, w: Writer, call: relax.Call, args: list[Any]) -> str:
@@ -114,12 +115,17 @@ def _leaky_relu(w: Writer, call: relax.Call, args: list[Any]) -> str:
 
 
 def _softplus(w: Writer, call: relax.Call, args: list[Any]) -> str:
-    """log(1 + exp(beta x)) / beta; what is above the threshold is x to within rounding."""
-    beta = float(call.attrs.beta)
-    if beta == 1:
-        return w.node("Softplus", args[0])
-    number = w.number(beta, dtype_of(call))
-    return w.node("Div", w.node("Softplus", w.node("Mul", args[0], number)), number)
+    """log(1 + exp(beta x)) / beta, and x where beta x is above the threshold: there it is that to within rounding,
+    unless the threshold is low."""
+    x, dtype = args[0], dtype_of(call)
+    beta, threshold = float(call.attrs.beta), float(call.attrs.threshold)
+    number = w.number(beta, dtype)
+    scaled = x if beta == 1 else w.node("Mul", x, number)
+    result = w.node("Softplus", scaled)
+    result = result if beta == 1 else w.node("Div", result, number)
+    if threshold >= _ALMOST_LINEAR:
+        return result
+    return w.node("Where", w.node("Greater", scaled, w.number(threshold, dtype)), x, result)
 
 
 def _prelu(w: Writer, call: relax.Call, args: list[Any]) -> str:

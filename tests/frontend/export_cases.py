@@ -107,6 +107,8 @@ def _elementwise() -> list[Case]:
         Case("nn.prelu:last", (x, floats(4)), lambda x, s: rx.nn.prelu(x, s, -1)),
         Case("nn.softplus", (30 * x,), rx.nn.softplus),
         Case("nn.softplus:beta", (30 * x,), lambda x: rx.nn.softplus(x, 2.0, 20.0)),
+        Case("nn.softplus:low", (3 * x,), lambda x: rx.nn.softplus(x, 1.0, 1.0)),
+        Case("nn.softplus:low_beta", (3 * x,), lambda x: rx.nn.softplus(x, 0.5, -0.5)),
         Case("nn.dropout", (x,), rx.nn.dropout),
     ]
 
