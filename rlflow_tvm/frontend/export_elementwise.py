@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import isinf, sqrt
+from math import inf, isinf, sqrt
 from typing import Any
 
 from tvm import relax
@@ -139,11 +139,16 @@ def _prelu(w: Writer, call: relax.Call, args: list[Any]) -> str:
 def _clip(w: Writer, call: relax.Call, args: list[Any]) -> str:
     dtype = dtype_of(call)
     bounds = [float(bound.value) for bound in call.args[1:]]
+    kept = [bound != none for bound, none in zip(bounds, (-inf, inf), strict=True)]
     if not _is_float(call):
         limits = numpy_dtype(dtype)
-        if any(not isinf(bound) and numpy_dtype(dtype).type(bound) != bound for bound in bounds):
+        if any(
+            keep and (isinf(bound) or limits.type(bound) != bound) for keep, bound in zip(kept, bounds, strict=True)
+        ):
             raise w.refusal(f"its bounds {bounds} are no numbers of {limits}")
-    low, high = ("" if isinf(bound) else w.number(bound, dtype) for bound in bounds)
+    # where the result is infinite both are given: without one ONNX Runtime stops at the largest float
+    kept = [True, True] if any(keep and isinf(b) for keep, b in zip(kept, bounds, strict=True)) else kept
+    low, high = (w.number(bound, dtype) if keep else "" for keep, bound in zip(kept, bounds, strict=True))
     return w.node("Clip", args[0], low, high)
 
 

@@ -189,9 +189,10 @@ def test_what_onnx_cannot_say_is_refused(message: str) -> None:
         to_onnx(_REFUSED[message].module())
 
 
-def test_bounds_that_a_type_does_not_have_are_refused() -> None:
-    case = Case("clip", (np.array([3], np.int32),), lambda x: rx.clip(x, -1.5, 2))
-    with pytest.raises(FrontendError, match=r"gv.clip .* its bounds \[-1.5, 2.0\] are no numbers of int32"):
+@pytest.mark.parametrize(("low", "high"), [(-1.5, 2), (np.inf, np.inf), (0, -np.inf)])
+def test_bounds_that_a_type_does_not_have_are_refused(low: float, high: float) -> None:
+    case = Case("clip", (np.array([3], np.int32),), lambda x: rx.clip(x, low, high))
+    with pytest.raises(FrontendError, match=r"gv.clip .* its bounds \[.*\] are no numbers of int32"):
         to_onnx(case.module())
 
 
