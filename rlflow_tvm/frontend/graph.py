@@ -32,6 +32,10 @@ class Graph:
     """Inferred tensor type of each value (filled by `infer_types`)."""
     called: tuple[str, ...] = ()
     """What the file calls the outputs: cleaning may take another value for one."""
+    _names: tuple[onnx.ModelProto | None, set[str]] = field(
+        default_factory=lambda: (None, set()), init=False, repr=False
+    )
+    """Of a model's values, once one of them was asked for."""
 
     @property
     def nodes(self) -> list[onnx.NodeProto]:
@@ -81,13 +85,17 @@ class Graph:
         return count
 
     def fresh_name(self, stem: str) -> str:
-        """A name that no value has yet."""
-        taken = set(self.constants) | {i.name for i in self.model.graph.input}
-        taken.update(o for n in self.model.graph.node for o in n.output)
+        """A name that no value has yet, nor any that was asked for here before."""
+        if self._names[0] is not self.model:  # collected once for a model: it may have thousands of nodes
+            taken = set(self.constants) | {i.name for i in self.model.graph.input}
+            taken.update(o for n in self.model.graph.node for o in n.output)
+            self._names = self.model, taken
+        taken = self._names[1]
         name, count = stem, 0
         while name in taken:
             count += 1
             name = f"{stem}_{count}"
+        taken.add(name)
         return name
 
     def is_constant(self, name: str) -> bool:
