@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from rlflow_tvm.errors import FrontendError
-from rlflow_tvm.frontend.graph import Graph, attributes
+from rlflow_tvm.frontend.graph import Graph, attributes, is_short, static_shape
 from rlflow_tvm.frontend.load import one_line
 from rlflow_tvm.frontend.padding import resolve_ceil_mode
 
@@ -63,8 +63,8 @@ def fold_constants(graph: Graph) -> None:
     """Evaluate all that is known before the model runs, until nothing more is found.
 
     A round infers shapes, turns `Shape` and `Size` of a static value (and a constant's `CastLike` one) into
-    constants and evaluates the nodes whose inputs are all constant; the next round's inference sees the new
-    constants. Random and control-flow nodes stay.
+    constants and evaluates the nodes whose inputs are all constant; what these leave open is inferred node by node, and
+    by the next round's inference. Random and control-flow nodes stay.
     """
     while True:
         infer_types(graph)
@@ -73,6 +73,7 @@ def fold_constants(graph: Graph) -> None:
             values = _value(graph, node)
             if values is None:
                 kept.append(node)
+                _infer_node(graph, node)
                 continue
             folded += 1
             for name, value in zip(node.output, values, strict=False):
@@ -81,6 +82,40 @@ def fold_constants(graph: Graph) -> None:
         if not folded:
             return
         graph.nodes = kept
+
+
+def _infer_node(graph: Graph, node: onnx.NodeProto) -> None:
+    """Add the types of a node's outputs to `graph.types` where they follow from what is known by now: a round for each
+    layer would be one of the whole model. Pools that `infer_types` may have to rewrite are left to it, and what is
+    contradicted."""
+    if all(graph.shape(name) is not None for name in node.output if name):
+        return
+    given = attributes(node)
+    if given.get("ceil_mode", 0) or any(a.HasField("g") or a.graphs for a in node.attribute):
+        return
+    names = {name for name in node.input if name}
+    version = graph.opset if node.domain in _STANDARD_DOMAINS else 0
+    known = all(name in graph.constants or name in graph.types for name in names)
+    if not known or not onnx.defs.has(node.op_type, version, node.domain):
+        return
+    with contextlib.suppress(onnx.shape_inference.InferenceError):
+        found = onnx.shape_inference.infer_node_outputs(
+            onnx.defs.get_schema(node.op_type, version, node.domain),
+            node,
+            {name: _type_of(graph, name) for name in names},
+            {n: numpy_helper.from_array(graph.constants[n], n) for n in names if is_short(graph.constants.get(n))},
+            opset_imports=list(graph.model.opset_import),
+            ir_version=graph.model.ir_version,
+        )
+        tensors = {name: ty.tensor_type for name, ty in found.items() if ty.HasField("tensor_type")}
+        graph.types |= {name: tensor for name, tensor in tensors.items() if static_shape(tensor) is not None}
+
+
+def _type_of(graph: Graph, name: str) -> onnx.TypeProto:
+    array = graph.constants.get(name)
+    if array is not None:
+        return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+    return onnx.TypeProto(tensor_type=graph.types[name])
 
 
 def _value(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
@@ -131,7 +166,7 @@ def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
             )
     if node.op_type == "ConstantOfShape":  # the one operator that old files hold by the hundred
         value = attributes(node).get("value")
-        fill = onnx.numpy_helper.to_array(value) if value is not None else np.float32(0)
+        fill = numpy_helper.to_array(value) if value is not None else np.float32(0)
         if fill.size != 1:
             raise FrontendError(
                 f"{graph.label}: node {node.name!r} is to fill a tensor with {fill.size} values: check the model"

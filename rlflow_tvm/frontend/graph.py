@@ -65,10 +65,7 @@ class Graph:
         if name in self.constants:
             return self.constants[name].shape
         tensor = self.types.get(name)
-        if tensor is None or not tensor.HasField("shape"):
-            return None
-        dims = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
-        return None if any(d < 0 for d in dims) else tuple(dims)
+        return None if tensor is None else static_shape(tensor)
 
     def rank(self, name: str) -> int | None:
         """Number of dimensions of a value, None when it is not known."""
@@ -109,13 +106,26 @@ class Graph:
         model.CopyFrom(self.model)
         aside: dict[str, np.ndarray] = {}
         for name, array in self.constants.items():
-            if array.size <= _SHORT or array.dtype.kind not in "fV":
+            if is_short(array) or array.dtype.kind not in "fV":
                 model.graph.initializer.append(numpy_helper.from_array(array, name))
             else:
                 aside[name] = array
                 elem_type = helper.np_dtype_to_tensor_dtype(array.dtype)
                 model.graph.input.append(helper.make_tensor_value_info(name, elem_type, array.shape))
         return model, aside
+
+
+def static_shape(tensor: onnx.TypeProto.Tensor) -> tuple[int, ...] | None:
+    """None when a dimension (or the rank) is not known."""
+    if not tensor.HasField("shape"):
+        return None
+    dims = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
+    return None if any(d < 0 for d in dims) else tuple(dims)
+
+
+def is_short(array: np.ndarray | None) -> bool:
+    """Whether it is an array that ONNX's tools are to read."""
+    return array is not None and array.size <= _SHORT
 
 
 def split(model: onnx.ModelProto, label: str) -> Graph:

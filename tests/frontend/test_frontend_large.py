@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import onnx
+import pytest
 from onnx import helper
 from small_weights import drawn
 
+from rlflow_tvm.frontend.clean import clean
 from rlflow_tvm.frontend.graph import split
 
 node = helper.make_node
@@ -40,3 +43,36 @@ def test_names_are_collected_once(make_model) -> None:
     assert graph.constants.looks == 1
     graph.model = onnx.ModelProto.FromString(graph.model.SerializeToString().replace(b"r", b"s"))
     assert graph.fresh_name("s") == "s_1"
+
+
+@pytest.fixture
+def inferences(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Number of nodes of each model whose shapes are inferred from now on."""
+    sizes: list[int] = []
+    infer = onnx.shape_inference.infer_shapes
+
+    def counted(model: onnx.ModelProto, **options) -> onnx.ModelProto:
+        sizes.append(len(model.graph.node))
+        return infer(model, **options)
+
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", counted)
+    return sizes
+
+
+def test_shapes_that_onnx_does_not_propagate_are_inferred_layer_by_layer(make_model, inferences: list[int]) -> None:
+    nodes, value = [], "x"
+    for i in range(20):
+        nodes += [
+            node("Shape", [value], [f"shape{i}"]),
+            node("Slice", [f"shape{i}", "one", "two"], [f"width{i}"]),
+            node("Div", [f"width{i}", "one"], [f"part{i}"]),
+            node("Concat", ["minus", f"part{i}"], [f"target{i}"], axis=0),
+            node("Reshape", [value, f"target{i}"], [f"reshaped{i}"]),
+            node("Relu", [f"reshaped{i}"], [f"relu{i}"]),
+        ]
+        value = f"relu{i}"
+    weights = {"one": np.array([1]), "two": np.array([2]), "minus": np.array([-1])}
+    graph = clean(make_model(nodes, {"x": (2, 8)}, [value], weights), "small")
+    assert [n.op_type for n in graph.nodes] == ["Reshape", "Relu"] * 20
+    assert graph.shape(value) == (2, 8)
+    assert len(inferences) == 3
