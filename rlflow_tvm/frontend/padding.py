@@ -9,7 +9,7 @@ import onnx
 from onnx import helper
 
 from rlflow_tvm.errors import FrontendError
-from rlflow_tvm.frontend.graph import Graph, attributes
+from rlflow_tvm.frontend.graph import Graph, attributes, inputs_of
 
 _POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
 _WINDOWED = _POOLS | {"Conv"}
@@ -41,16 +41,21 @@ def resolve_padding(graph: Graph) -> None:
 
 
 def resolve_ceil_mode(graph: Graph) -> bool:
-    """Rewrite the first pool (needs `graph.types`) whose `ceil_mode` gives a window that starts in the end padding,
-    without `ceil_mode`; whether there was one. Shapes behind it are wrong until they are inferred again: before opset
-    22 ONNX's inference (1.23) counts that window, which ONNX Runtime and TVM leave out for every set. Of `LpPool` any
-    with `ceil_mode`: TVM multiplies an average by the whole window's size, also where the window ends outside.
+    """Rewrite pools (needs `graph.types`) whose `ceil_mode` gives a window that starts in the end padding, without
+    `ceil_mode`; whether there was one. Before opset 22 ONNX's inference (1.23) counts that window, which ONNX Runtime
+    and TVM leave out for every set: shapes behind such a pool are wrong, and pools there stay, until they are inferred
+    again. Of `LpPool` any with `ceil_mode`: TVM multiplies an average by the whole window's size, also where the window
+    ends outside.
 
     Raises:
         FrontendError: an average that counts padding, of windows of which others need `ceil_mode`: the end padding that
             stands for it would be counted.
     """
+    wrong: set[str] = set()
     for node in graph.nodes:
+        if not wrong.isdisjoint(inputs_of(node)):
+            wrong.update(node.output)
+            continue
         attrs = attributes(node)
         shape = graph.shape(node.input[0]) if node.input else None
         mode = attrs.get("auto_pad", b"NOTSET")
@@ -69,8 +74,8 @@ def resolve_ceil_mode(graph: Graph) -> bool:
                 "its dimensions have by ceil_mode: export the model with that padding written out, without ceil_mode"
             )
         _replace(node, ("auto_pad", "ceil_mode", "pads"), ceil_mode=0, pads=pads)
-        return True
-    return False
+        wrong.update(node.output)
+    return bool(wrong)
 
 
 def _without_ceil_mode(spatial: tuple[int, ...], pads: list[int], attrs: dict[str, Any]) -> tuple[list[int], bool]:

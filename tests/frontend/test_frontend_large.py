@@ -76,3 +76,15 @@ def test_shapes_that_onnx_does_not_propagate_are_inferred_layer_by_layer(make_mo
     assert [n.op_type for n in graph.nodes] == ["Reshape", "Relu"] * 20
     assert graph.shape(value) == (2, 8)
     assert len(inferences) == 3
+
+
+def test_pools_beside_each_other_are_rewritten_at_once(make_model, inferences: list[int]) -> None:
+    def pool(value: str, result: str) -> onnx.NodeProto:
+        window = dict(kernel_shape=[2, 2], strides=[2, 2], pads=[1] * 4)
+        return node("MaxPool", [value], [result], ceil_mode=1, **window)
+
+    nodes = [pool("x", f"a{i}") for i in range(20)] + [pool(f"a{i}", f"b{i}") for i in range(20)]
+    graph = clean(make_model(nodes, {"x": (1, 1, 9, 9)}, [f"b{i}" for i in range(20)]), "small")
+    assert {graph.shape(f"a{i}") for i in range(20)} == {(1, 1, 5, 5)}
+    assert {graph.shape(f"b{i}") for i in range(20)} == {(1, 1, 3, 3)}
+    assert len(inferences) == 4
