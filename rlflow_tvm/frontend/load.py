@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -23,21 +24,41 @@ def load_onnx(path_or_model: str | Path | onnx.ModelProto) -> tuple[onnx.ModelPr
     if isinstance(path_or_model, onnx.ModelProto):
         label = path_or_model.graph.name or "the model"
         model = path_or_model
-        missing = next((t.name for t in model.graph.initializer if uses_external_data(t)), None)
-        if missing is not None:
-            raise FrontendError(
-                f"{label}: the data of weight {missing!r} was not loaded: load the file with "
-                "onnx.load(path, load_external_data=True), or give from_onnx the path"
-            )
+        remedy = "load the file with onnx.load(path, load_external_data=True), or give from_onnx the path"
     else:
         path = Path(path_or_model)
         label = str(path)
         model = _read(path)
+        remedy = "onnx.load does not look there, store the model in one file"
+    missing = next(
+        (t for each in (model.graph, *model.functions) for t in _tensors(each) if uses_external_data(t)), None
+    )
+    if missing is not None:  # numpy_helper would read it from the working directory
+        called = f"weight {missing.name!r}" if missing.name else "a constant"
+        raise FrontendError(f"{label}: the data of {called} was not loaded: {remedy}")
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise FrontendError(f"{label}: not an ONNX model (it holds no graph): export the model to ONNX again")
     if not model.opset_import and not model.functions:
         raise FrontendError(f"{label}: not an ONNX model (no operator set is named): export the model to ONNX again")
     return model, label
+
+
+def _tensors(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.TensorProto]:
+    """All that are stored in a graph or in a function: weights, and those of attributes, in subgraphs too."""
+    attributes = [attribute for node in graph.node for attribute in node.attribute]
+    if isinstance(graph, onnx.FunctionProto):
+        attributes += graph.attribute_proto
+        sparse: list[onnx.SparseTensorProto] = []
+    else:
+        yield from graph.initializer
+        sparse = [*graph.sparse_initializer]
+    for attribute in attributes:
+        yield from (attribute.t, *attribute.tensors)
+        sparse += [attribute.sparse_tensor, *attribute.sparse_tensors]
+        for sub in (attribute.g, *attribute.graphs):
+            yield from _tensors(sub)
+    for each in sparse:
+        yield from (each.values, each.indices)
 
 
 def _read(path: Path) -> onnx.ModelProto:

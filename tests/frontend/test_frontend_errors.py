@@ -109,6 +109,40 @@ def test_a_model_whose_external_data_was_not_loaded(tmp_path: Path) -> None:
     assert "load_external_data=True" in text
 
 
+def _outside() -> onnx.TensorProto:
+    tensor = onnx.TensorProto(data_type=1, dims=[3], name="w", data_location=onnx.TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="w.bin")
+    return tensor
+
+
+def _in_an_attribute(model: onnx.ModelProto) -> None:
+    model.graph.node.insert(0, node("Constant", [], ["w"], value=_outside()))
+
+
+def _in_a_subgraph(model: onnx.ModelProto) -> None:
+    branch = helper.make_graph([], "b", [], [helper.make_tensor_value_info("w", 1, [3])], [_outside()])
+    model.graph.node.insert(0, node("If", ["c"], ["w"], then_branch=branch, else_branch=branch))
+    model.graph.input.append(helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, []))
+
+
+def _in_a_function(model: onnx.ModelProto) -> None:
+    body = [node("Constant", [], ["w"], value=_outside())]
+    model.functions.append(helper.make_function("local", "W", [], ["w"], body, [helper.make_opsetid("", 18)]))
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    model.graph.node.insert(0, node("W", [], ["w"], domain="local"))
+
+
+@pytest.mark.parametrize("place", [_in_an_attribute, _in_a_subgraph, _in_a_function])
+def test_no_data_are_read_from_the_working_directory(
+    place: Callable[[onnx.ModelProto], None], make_model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model([node("Add", ["x", "w"], ["y"])], {"x": (3,)}, ["y"])
+    place(model)
+    (tmp_path / "w.bin").write_bytes(np.ones(3, np.float32).tobytes())
+    monkeypatch.chdir(tmp_path)
+    assert "the data of weight 'w' was not loaded" in _message(lambda: from_onnx(model))
+
+
 def test_a_dynamic_dimension(relu: onnx.ModelProto) -> None:
     text = _message(lambda: from_onnx(relu))
     assert "dimension 0 (batch) of input 'image' is dynamic" in text
