@@ -71,6 +71,8 @@ def _pad(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> re
         return None
     pads = given[0].value.numpy().tolist()
     value = 0.0 if given[1] is None else given[1].value.numpy().item()
+    if isinstance(value, int) and int(float(value)) != value:
+        raise ValueError(f"it pads with {value}, which TVM keeps as float64: export the model with another value")
     axes = list(range(rank)) if given[2] is None else [int(a) % rank for a in given[2].value.numpy()]
     if any(p < 0 for p in pads):
         return None

@@ -148,11 +148,18 @@ def _one_hot(w: Writer, call: relax.Call, args: list[Any]) -> str:
     return w.node("Where", here, *(w.number(number.value, dtype_of(call)) for number in call.args[1:3]))
 
 
+def _pad_value(w: Writer, call: relax.Call) -> float:
+    value, dtype = float(call.attrs.pad_value), numpy_dtype(dtype_of(call))
+    if dtype.kind in "iu" and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
+        raise w.refusal(f"its pad_value {value} is no number of {dtype}")
+    return value
+
+
 def _pad(w: Writer, call: relax.Call, args: list[Any]) -> str:
     mode, width = str(call.attrs.pad_mode), [int(number) for number in call.attrs.pad_width]
     if mode not in _PAD_MODES:
         raise w.refusal(f"its pad_mode is {mode!r}; there are {', '.join(_PAD_MODES)}")
-    value = w.number(float(call.attrs.pad_value), dtype_of(call)) if mode == "constant" else ""
+    value = w.number(_pad_value(w, call), dtype_of(call)) if mode == "constant" else ""
     return w.node("Pad", args[0], w.ints([*width[::2], *width[1::2]]), value, mode=_PAD_MODES[mode])
 
 

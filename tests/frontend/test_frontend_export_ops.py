@@ -196,6 +196,16 @@ def test_bounds_that_a_type_does_not_have_are_refused(low: float, high: float) -
         to_onnx(case.module())
 
 
+@pytest.mark.parametrize("value", [2.0**63, -129.0, np.inf])
+def test_a_pad_value_that_a_type_does_not_have_is_refused(value: float) -> None:
+    dtype = "int8" if value == -129 else "int64"
+    case = Case("nn.pad", (np.array([3], dtype),), lambda x: rx.nn.pad(x, (1, 1), pad_value=value))
+    with pytest.raises(
+        FrontendError, match=rf"gv.nn.pad .* its pad_value {re.escape(str(value))} is no number of {dtype}"
+    ):
+        to_onnx(case.module())
+
+
 def test_weights_alone_are_computed_now() -> None:
     """ONNX Runtime 1.32 would take the padding of the kernel for one of the image."""
 

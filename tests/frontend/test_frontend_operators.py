@@ -180,6 +180,23 @@ def test_booleans_are_compared(make_model, assert_imports_right) -> None:
     assert_imports_right(model, given=given)
 
 
+@pytest.mark.parametrize("value", [-(2**63), 2**62, 2**60 + 1, 2**63 - 1])
+def test_integers_that_are_padded_with(value: int, make_model, run) -> None:
+    model = make_model(
+        [node("Pad", ["x", "p", "v"], ["y"], name="it")],
+        {"x": (1,)},
+        ["y"],
+        {"p": np.array([1, 0]), "v": np.array(value)},
+        dtypes={"x": "int64"},
+        out_dtype="int64",
+    )
+    if value % 2:
+        with pytest.raises(FrontendError, match=rf"'it' .*: it pads with {value}, which TVM keeps as float64"):
+            from_onnx(model)
+    else:
+        assert run(from_onnx(model), {"x": np.array([5])})[0].tolist() == [value, 5]
+
+
 @pytest.mark.parametrize("base", ["int32", "int64", "float32"])
 @pytest.mark.parametrize("exponent", [np.array(3), np.array(0), np.array(0.5, np.float32), np.array([0, 1, 2, 3])])
 def test_powers(base: str, exponent: np.ndarray, make_model, run) -> None:
