@@ -175,6 +175,23 @@ def _tile(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> r
     return relax.op.tile(inputs[0], [int(count) for count in inputs[1].value.numpy()])
 
 
+def _split(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    """With empty parts, of which TVM's kernels can make none: the others are split."""
+    data, given = inputs[0], inputs[1]
+    sizes = list(attrs.get("split") or ()) if given is None else given.value.numpy().reshape(-1).tolist()
+    if all(sizes):
+        return None
+    shape = [int(extent) for extent in data.ty.shape.values]
+    axis = attrs.get("axis", 0) % len(shape)
+    bounds = np.cumsum([size for size in sizes if size])[:-1].tolist()
+    parts = iter([data])
+    if bounds:
+        whole = bb.emit(relax.op.split(data, bounds, axis))
+        parts = iter([relax.TupleGetItem(whole, i) for i in range(len(bounds) + 1)])
+    empty = bb.emit(relax.op.zeros([*shape[:axis], 0, *shape[axis + 1 :]], _dtype(data)))
+    return relax.Tuple([next(parts) if size else empty for size in sizes])
+
+
 def _gather(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
     data, indices = inputs[0], inputs[1]
     if any(isinstance(x, relax.ShapeExpr) for x in (data, indices)):
@@ -274,6 +291,7 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     "Resize": check_resize,
     "RoiAlign": _roi_align,
     "Sinh": _sinh,
+    "Split": _split,
     "Sum": functools.partial(_pairwise, relax.op.add),
     "ThresholdedRelu": _thresholded_relu,
     "Tile": _tile,

@@ -162,6 +162,21 @@ def test_vectors_are_multiplied(product: onnx.NodeProto, make_model, assert_impo
     assert_imports_right(make_model([product], {"a": (5,)}, ["y"], {"b": _array(5)}))
 
 
+@pytest.mark.parametrize("sizes", [(0, 4), (4, 0), (2, 0, 2), (0, 1, 0, 3, 0)])
+@pytest.mark.parametrize("opset", [11, 18])
+def test_a_split_with_empty_parts(sizes: tuple[int, ...], opset: int, make_model, run) -> None:
+    parts = [f"y{i}" for i in range(len(sizes))]
+    split = (
+        node("Split", ["x"], parts, axis=-2, split=sizes) if opset < 13 else node("Split", ["x", "n"], parts, axis=2)
+    )
+    model = make_model([split], {"x": _SHAPE}, parts, {"n": np.array(sizes)} if opset >= 13 else {}, opset)
+    x = _array(*_SHAPE)
+    for ours in (False, True):
+        found = run(from_onnx(model), {"x": x}, ours)
+        for part, expected in zip(found, np.split(x, np.cumsum(sizes)[:-1], 2), strict=True):
+            np.testing.assert_array_equal(part, expected)
+
+
 def test_bounds_that_are_computed(make_model, assert_imports_right, operators) -> None:
     model = make_model([node("Clip", ["x", "lo", "hi"], ["y"])], {"x": (4, 9), "lo": (), "hi": ()}, ["y"])
     mod = assert_imports_right(model, given={"lo": np.array(-0.3, np.float32), "hi": np.array(0.4, np.float32)})
