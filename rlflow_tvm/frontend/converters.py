@@ -1,7 +1,7 @@
 """Converters of single ONNX operators that take the place of TVM's: Relax operators where TVM's importer gives loops
 (`Clip`, `Pad`, `Tile`), a stack that is then reduced (`Sum`, `Max`, `Min`, `Mean`) or a computation of shapes
-(`Gather`), and where it gives what cannot be built (`Cosh`, `Equal`, `Pow`, `Sinh`), has another type (`OneHot`) or is
-of fewer axes (`LayerNormalization`).
+(`Gather`), and where it gives what cannot be built (`Cosh`, `Equal`, `Pow`, `Sinh`) or has
+another type (`OneHot`).
 
 Each takes the block builder, the inputs (None where one is left out), the attributes and the operator set, and returns
 the expression, or None where TVM's own converter has to do it.
@@ -17,6 +17,7 @@ import tvm
 from tvm import relax
 
 from rlflow_tvm.frontend.halves import HALVES
+from rlflow_tvm.frontend.norms import NORMS
 from rlflow_tvm.frontend.reductions import REDUCTIONS
 from rlflow_tvm.frontend.resize import check_resize
 
@@ -246,32 +247,10 @@ def _dynamic_quantize(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opse
     return relax.Tuple([quantized, scale, point])
 
 
-def _layer_norm(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
-    """TVM's, which takes as many axes as the scale has: scale and bias in the shape of all that ONNX normalises."""
-    shape = [int(extent) for extent in inputs[0].ty.shape.values]
-    normalized = shape[attrs.get("axis", -1) % len(shape) :]
-    for i, called in ((1, "scale"), (2, "bias")):
-        if inputs[i] is None:
-            continue
-        given = [int(extent) for extent in inputs[i].ty.shape.values]
-        if len(given) > len(normalized) or any(
-            g not in (1, n) for g, n in zip(given[::-1], normalized[::-1], strict=False)
-        ):
-            raise ValueError(f"its {called} of shape {given} cannot be broadcast to the normalised {normalized}")
-        if given != normalized:
-            inputs[i] = _broadcast(bb, inputs[i], normalized)
-    return None
-
-
-def _broadcast(bb: relax.BlockBuilder, expr: relax.Expr, shape: list[int]) -> relax.Expr:
-    if isinstance(expr, tvm.ir.GenericConst):
-        return relax.const(np.broadcast_to(expr.value.numpy(), shape).copy(), _dtype(expr))
-    return bb.normalize(relax.op.broadcast_to(expr, shape))
-
-
 CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.Expr | None]] = {
     **REDUCTIONS,
     **HALVES,
+    **NORMS,
     "Clip": _clip,
     "Cosh": _cosh,
     "DynamicQuantizeLinear": _dynamic_quantize,
@@ -280,7 +259,6 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     "GatherND": _gather_nd,
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": _hard_swish,
-    "LayerNormalization": _layer_norm,
     "Max": functools.partial(_pairwise, relax.op.maximum),
     "Mean": _mean,
     "Min": functools.partial(_pairwise, relax.op.minimum),

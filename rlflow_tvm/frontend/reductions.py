@@ -1,4 +1,4 @@
-"""Converters of reductions: `noop_with_empty_axes` as the standard means it, booleans, and norms over all axes."""
+"""Converters of reductions: `noop_with_empty_axes` as the standard means it, and booleans."""
 
 from __future__ import annotations
 
@@ -46,22 +46,7 @@ def _extremum(op: Callable[..., relax.Expr]) -> Converter:
     return convert
 
 
-def _rms_norm(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
-    """x / sqrt(mean(x^2) + epsilon) * scale over all axes, which TVM's kernel cannot; over others by TVM."""
-    data, scale = inputs[0], inputs[1]
-    rank = len(data.ty.shape)
-    if attrs.get("axis", -1) % rank:
-        return None
-    dtype = str(data.ty.dtype.dtype)
-    stash = "float32" if attrs.get("stash_type", 1) == 1 else dtype
-    x = relax.op.astype(data, stash)
-    mean = relax.op.mean(relax.op.multiply(x, x), list(range(rank)), keepdims=True)
-    inverse = relax.op.rsqrt(relax.op.add(mean, relax.const(attrs.get("epsilon", 1e-5), stash)))
-    return relax.op.multiply(relax.op.astype(relax.op.multiply(x, inverse), dtype), scale)
-
-
 REDUCTIONS: dict[str, Converter] = {
-    "RMSNormalization": _rms_norm,
     "ReduceL1": _noop(relax.op.abs),
     "ReduceL2": _noop(relax.op.abs),
     "ReduceLogSum": _noop(relax.op.log),

@@ -18,6 +18,7 @@ from rlflow_tvm.kernels import as_target, pipeline
 _TYPES = {
     "float16": TensorProto.FLOAT16,
     "float32": TensorProto.FLOAT,
+    "float64": TensorProto.DOUBLE,
     "int32": TensorProto.INT32,
     "int64": TensorProto.INT64,
     "bool": TensorProto.BOOL,

@@ -253,6 +253,39 @@ def test_halves_whose_squares_leave_their_range(name: str, make_model, assert_im
     assert_imports_right(model, 1e-3, given={"x": (500 * _array(*_SHAPE)).astype("float16")})
 
 
+@pytest.mark.parametrize("shape", [(1, 4), (3, 1), (1,), ()])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_scale_of_an_rms_normalization_is_broadcast(shape: tuple[int, ...], axis: int, make_model, run) -> None:
+    scale = _array(*shape) + np.float32(2)
+    model = make_model(
+        [node("RMSNormalization", ["x", "s"], ["y"], axis=axis)], {"x": (2, 3, 4)}, ["y"], {"s": scale}, 23
+    )
+    x = _array(2, 3, 4)
+    mean = np.mean(x * x, axis=tuple(range(axis, 3)), keepdims=True)
+    for ours in (False, True):
+        (found,) = run(from_onnx(model), {"x": x}, ours)
+        np.testing.assert_allclose(found, x / np.sqrt(mean + 1e-5) * scale, rtol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [["b"], []])
+def test_a_layer_norm_of_doubles(bias: list[str], make_model, run) -> None:
+    weights = {"g": _array(4).astype("float64"), "b": _array(3, 1).astype("float64")}
+    model = make_model(
+        [node("LayerNormalization", ["x", "g", *bias], ["y"], axis=1)],
+        {"x": (2, 3, 4)},
+        ["y"],
+        weights,
+        dtypes={"x": "float64"},
+        out_dtype="float64",
+    )
+    x = 1e3 + _array(2, 3, 4).astype("float64")
+    centred = x - x.mean((1, 2), keepdims=True)
+    expected = centred / np.sqrt((centred**2).mean((1, 2), keepdims=True) + 1e-5) * weights["g"]
+    for ours in (False, True):
+        (found,) = run(from_onnx(model), {"x": x}, ours)
+        np.testing.assert_allclose(found, expected + (weights["b"] if bias else 0), rtol=1e-9, atol=1e-9)
+
+
 def test_a_layer_norm_is_over_more_axes_than_its_scale_has(make_model, assert_imports_right) -> None:
     nodes = [node("LayerNormalization", ["x", "g"], ["y"], axis=1)]
     assert_imports_right(make_model(nodes, {"x": (2, 5, 5)}, ["y"], {"g": _array(5)}))
@@ -317,6 +350,9 @@ _REFUSED = {
     "its scale of shape [3, 4, 5] cannot be broadcast to the normalised [5]": node(
         "LayerNormalization", ["x", "three"], ["y"], name="it"
     ),
+    "its scale of shape [2] cannot be broadcast to the normalised [5]": node(
+        "RMSNormalization", ["x", "two"], ["y"], name="it"
+    ),
     "its bias of shape [2] cannot be broadcast to the normalised [3, 4, 5]": node(
         "LayerNormalization", ["x", "three", "two"], ["y"], name="it", axis=1
     ),
@@ -335,7 +371,7 @@ def test_what_is_refused(message: str, make_model) -> None:
         "two": _array(2),
         "far": np.array([0, 0, 4, 0, 0, 0, 0, 0]),
     }
-    model = make_model([_REFUSED[message]], {"x": _SHAPE}, ["y"], weights, 19)
+    model = make_model([_REFUSED[message]], {"x": _SHAPE}, ["y"], weights, 23)
     with pytest.raises(FrontendError, match=r"'it'|'y'") as caught:
         from_onnx(model)
     assert message in str(caught.value)

@@ -1,0 +1,76 @@
+"""Converters of normalisations: TVM's takes as many axes as the scale has, ONNX broadcasts scale and bias to all that
+it normalises; and what TVM's kernels cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from rlflow_tvm.frontend.reductions import Converter
+
+
+def _layer_norm(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    """TVM's; in float64, of which that has no kernel, (x - mean) / sqrt(variance + epsilon) * scale + bias."""
+    axes = _whole(bb, inputs, attrs, ("scale", "bias"))
+    data, scale, bias = inputs[0], inputs[1], inputs[2]
+    if _dtype(data) != "float64":
+        return None
+    centred = bb.normalize(relax.op.subtract(data, relax.op.mean(data, axes, keepdims=True)))
+    scaled = relax.op.multiply(_over_root(bb, centred, axes, attrs), scale)
+    found = bb.normalize(scaled if bias is None else relax.op.add(scaled, bias))
+    unread = relax.const(0, "float32")
+    return relax.Tuple([found, unread, unread])
+
+
+def _rms_norm(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    """x / sqrt(mean(x^2) + epsilon) * scale over all axes, which TVM's kernel cannot; over others by TVM."""
+    axes = _whole(bb, inputs, attrs, ("scale",))
+    data, scale = inputs[0], inputs[1]
+    if axes[0]:
+        return None
+    dtype = _dtype(data)
+    stash = "float32" if attrs.get("stash_type", 1) == 1 else dtype
+    normed = _over_root(bb, relax.op.astype(data, stash), axes, attrs)
+    return relax.op.multiply(relax.op.astype(normed, dtype), scale)
+
+
+def _over_root(bb: relax.BlockBuilder, data: relax.Expr, axes: list[int], attrs: Mapping) -> relax.Expr:
+    """x / sqrt(mean(x^2) + epsilon)"""
+    x = bb.normalize(data)
+    mean = relax.op.mean(relax.op.multiply(x, x), axes, keepdims=True)
+    root = relax.op.rsqrt(relax.op.add(mean, relax.const(attrs.get("epsilon", 1e-5), _dtype(x))))
+    return bb.normalize(relax.op.multiply(x, root))
+
+
+def _whole(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, names: tuple[str, ...]) -> list[int]:
+    """The axes that are normalised, with the inputs behind the first, of these names, brought into their shape."""
+    shape = [int(extent) for extent in inputs[0].ty.shape.values]
+    first = attrs.get("axis", -1) % len(shape)
+    normalized = shape[first:]
+    for i, called in enumerate(names, 1):
+        if inputs[i] is None:
+            continue
+        given = [int(extent) for extent in inputs[i].ty.shape.values]
+        if len(given) > len(normalized) or any(
+            g not in (1, n) for g, n in zip(given[::-1], normalized[::-1], strict=False)
+        ):
+            raise ValueError(f"its {called} of shape {given} cannot be broadcast to the normalised {normalized}")
+        if given != normalized:
+            inputs[i] = _broadcast(bb, inputs[i], normalized)
+    return list(range(first, len(shape)))
+
+
+def _broadcast(bb: relax.BlockBuilder, expr: relax.Expr, shape: list[int]) -> relax.Expr:
+    if isinstance(expr, tvm.ir.GenericConst):
+        return relax.const(np.broadcast_to(expr.value.numpy(), shape).copy(), _dtype(expr))
+    return bb.normalize(relax.op.broadcast_to(expr, shape))
+
+
+def _dtype(expr: relax.Expr) -> str:
+    return str(expr.ty.dtype.dtype)
+
+
+NORMS: dict[str, Converter] = {"LayerNormalization": _layer_norm, "RMSNormalization": _rms_norm}
