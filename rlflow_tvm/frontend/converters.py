@@ -1,7 +1,7 @@
 """Converters of single ONNX operators that take the place of TVM's: Relax operators where TVM's importer gives loops
 (`Clip`, `Pad`, `Tile`), a stack that is then reduced (`Sum`, `Max`, `Min`, `Mean`) or a computation of shapes
 (`Gather`), and where it gives what cannot be built (`Cosh`, `Equal`, `Pow`, `Sinh`) or has
-another type (`OneHot`).
+another type (`Elu`, `OneHot`, `Selu`).
 
 Each takes the block builder, the inputs (None where one is left out), the attributes and the operator set, and returns
 the expression, or None where TVM's own converter has to do it.
@@ -158,6 +158,19 @@ def _sinh(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> r
     return relax.op.where(relax.op.less(relax.op.abs(x), one), near, far)
 
 
+def _elu(
+    alpha: float, gamma: float, bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int
+) -> relax.Expr | None:
+    """gamma * (relu(x) - alpha * relu(1 - exp(x))), which TVM's importer writes with numbers in float32."""
+    x, dtype = inputs[0], _dtype(inputs[0])
+    if dtype == "float32":
+        return None
+    alpha, gamma = attrs.get("alpha", alpha), attrs.get("gamma", gamma)
+    below = relax.op.nn.relu(relax.op.subtract(relax.const(1.0, dtype), relax.op.exp(x)))
+    found = relax.op.subtract(relax.op.nn.relu(x), relax.op.multiply(relax.const(alpha, dtype), below))
+    return found if gamma == 1 else relax.op.multiply(relax.const(gamma, dtype), found)
+
+
 def _one_hot(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
     indices, depth, values = inputs[0], inputs[1], inputs[2]
     if not all(isinstance(x, tvm.ir.GenericConst) for x in (depth, values)) or "float" in _dtype(indices):
@@ -254,6 +267,7 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     "Clip": _clip,
     "Cosh": _cosh,
     "DynamicQuantizeLinear": _dynamic_quantize,
+    "Elu": functools.partial(_elu, 1.0, 1.0),
     "Equal": _equal,
     "Gather": _gather,
     "GatherND": _gather_nd,
@@ -268,6 +282,7 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     "Pow": _pow,
     "Resize": check_resize,
     "RoiAlign": _roi_align,
+    "Selu": functools.partial(_elu, 1.67326319217681884765625, 1.05070102214813232421875),
     "Sinh": _sinh,
     "Split": _split,
     "Sum": functools.partial(_pairwise, relax.op.add),

@@ -253,6 +253,13 @@ def test_halves_whose_squares_leave_their_range(name: str, make_model, assert_im
     assert_imports_right(model, 1e-3, given={"x": (500 * _array(*_SHAPE)).astype("float16")})
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("activation", [node("Elu", ["x"], ["y"], alpha=0.5), node("Selu", ["x"], ["y"])])
+def test_exponential_units_of_other_types(activation, dtype: str, make_model, assert_imports_right) -> None:
+    model = make_model([activation], {"x": _SHAPE}, ["y"], dtypes={"x": dtype}, out_dtype=dtype)
+    assert_imports_right(model, 1e-3 if dtype == "float16" else 1e-6, given={"x": (4 * _array(*_SHAPE)).astype(dtype)})
+
+
 @pytest.mark.parametrize("shape", [(1, 4), (3, 1), (1,), ()])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_the_scale_of_an_rms_normalization_is_broadcast(shape: tuple[int, ...], axis: int, make_model, run) -> None:
