@@ -1,7 +1,7 @@
 """Converters of single ONNX operators that take the place of TVM's: Relax operators where TVM's importer gives loops
-(`Clip`, `Pad`, `Tile`), a stack that is then reduced (`Sum`, `Max`, `Min`, `Mean`) or a computation of shapes
-(`Gather`), and where it gives what cannot be built (`Cosh`, `Equal`, `Pow`, `Sinh`) or has
-another type (`Elu`, `OneHot`, `Selu`).
+(`Clip`, `CumSum`, `Einsum`, `Pad`, `Tile`), a stack that is then reduced (`Sum`, `Max`, `Min`, `Mean`) or a computation
+of shapes (`Gather`), and where it gives what cannot be built (`Cosh`, `Equal`, `Pow`, `Sinh`, `Split`) or has another
+type (`Elu`, `OneHot`, `Selu`).
 
 Each takes the block builder, the inputs (None where one is left out), the attributes and the operator set, and returns
 the expression, or None where TVM's own converter has to do it.
@@ -65,29 +65,48 @@ def _hard_swish(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int
     return relax.op.multiply(inputs[0], _hard_sigmoid(bb, inputs, {"alpha": 1 / 6, "beta": 0.5}, opset))
 
 
+_PAD_MODES = {b"constant": "constant", b"edge": "replicate", b"reflect": "reflect"}
+
+
 def _pad(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
-    mode, rank = attrs.get("mode", b"constant"), len(inputs[0].ty.shape)
+    mode, shape = attrs.get("mode", b"constant"), [int(extent) for extent in inputs[0].ty.shape.values]
     given = [inputs[1], inputs[2], inputs[3]]
-    if mode not in (b"constant", b"reflect") or not all(g is None or isinstance(g, tvm.ir.GenericConst) for g in given):
+    if mode not in _PAD_MODES or not all(g is None or isinstance(g, tvm.ir.GenericConst) for g in given):
         return None
     pads = given[0].value.numpy().tolist()
     value = 0.0 if given[1] is None else given[1].value.numpy().item()
     if isinstance(value, int) and int(float(value)) != value:
         raise ValueError(f"it pads with {value}, which TVM keeps as float64: export the model with another value")
-    axes = list(range(rank)) if given[2] is None else [int(a) % rank for a in given[2].value.numpy()]
-    if any(p < 0 for p in pads):
-        return None
-    width = [0] * (2 * rank)  # before and after, axis by axis
+    axes = list(range(len(shape))) if given[2] is None else [int(a) % len(shape) for a in given[2].value.numpy()]
+    width = [[0, 0] for _ in shape]
     for i, axis in enumerate(axes):
-        width[2 * axis : 2 * axis + 2] = [pads[i], pads[i + len(axes)]]
-    if not any(width):
-        return inputs[0]
-    if mode == b"reflect":
-        shape = [int(extent) for extent in inputs[0].ty.shape.values]
-        if any(max(ends) >= n for n, *ends in zip(shape, width[::2], width[1::2], strict=True)):
-            raise ValueError(f"mode 'reflect' pads {shape} by {pads}: less than an axis is long is supported")
+        width[axis] = [pads[i], pads[i + len(axes)]]
+    cut = [[max(-pad, 0) for pad in ends] for ends in width]
+    if any(pad < 0 for pad in pads) and (
+        mode != b"constant" or any(sum(c) >= n for c, n in zip(cut, shape, strict=True))
+    ):
+        return None  # to the other modes what is cut off may be what is padded with
+    if mode == b"reflect" and any(max(ends) >= n for n, ends in zip(shape, width, strict=True)):
+        raise ValueError(f"mode 'reflect' pads {shape} by {pads}: less than an axis is long is supported")
+    data = inputs[0]
+    for axis, (begin, end) in enumerate(cut):
+        if begin or end:
+            data = bb.normalize(relax.op.strided_slice(data, [axis], [begin], [shape[axis] - end]))
+    more = [max(pad, 0) for ends in width for pad in ends]
+    return relax.op.nn.pad(data, more, _PAD_MODES[mode], pad_value=value) if any(more) else data
+
+
+def _einsum(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
+    return relax.op.einsum(list(inputs), attrs["equation"].decode())
+
+
+def _cumsum(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    if not attrs.get("reverse", 0) or not isinstance(inputs[1], tvm.ir.GenericConst):
         return None
-    return relax.op.nn.pad(inputs[0], width, pad_value=value)
+    axis = int(inputs[1].value.numpy().item()) % len(inputs[0].ty.shape)
+    turned = bb.normalize(relax.op.flip(inputs[0], axis))
+    summed = bb.normalize(relax.op.cumsum(turned, axis, exclusive=bool(attrs.get("exclusive", 0))))
+    return relax.op.flip(summed, axis)
 
 
 def _pow(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
@@ -266,7 +285,9 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     **NORMS,
     "Clip": _clip,
     "Cosh": _cosh,
+    "CumSum": _cumsum,
     "DynamicQuantizeLinear": _dynamic_quantize,
+    "Einsum": _einsum,
     "Elu": functools.partial(_elu, 1.0, 1.0),
     "Equal": _equal,
     "Gather": _gather,
