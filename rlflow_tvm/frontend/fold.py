@@ -17,6 +17,8 @@ from rlflow_tvm.frontend.padding import resolve_ceil_mode
 
 _RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli"})
 _MOST_ELEMENTS = 2**30
+_MOST_PROPAGATED = 2**16
+"""Elements of a `Range` up to which ONNX's inference may propagate it: each is a dimension there, of tens of bytes."""
 _STANDARD_DOMAINS = ("", "ai.onnx")
 _OLDEST_KNOWN = {"DequantizeLinear": 19}
 """The operator set from which on ONNX's reference knows an operator, whose earlier forms mean the same."""
@@ -53,10 +55,30 @@ def infer_types(graph: Graph) -> None:
 
 
 def _infer(graph: Graph, strict: bool) -> None:
+    propagate = _longest_range(graph) <= _MOST_PROPAGATED
     model, aside = graph.skeleton()
-    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=True)
+    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=propagate)
     infos = [*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output]
     graph.types = {i.name: i.type.tensor_type for i in infos if i.name not in aside and i.type.HasField("tensor_type")}
+
+
+def _longest_range(graph: Graph) -> float:
+    """Number of elements of the longest `Range` whose inputs are constant, or given by `Constant`."""
+    nodes = graph.nodes
+    ranges = [node for node in nodes if node.op_type == "Range"]
+    makers = {node.output[0]: node for node in nodes if node.op_type == "Constant"} if ranges else {}
+    longest = 0.0
+    for node in ranges:
+        given = [graph.constants.get(name) for name in node.input]
+        for i, name in enumerate(node.input):
+            if name in makers and (values := evaluate(graph, makers[name])) is not None:
+                given[i] = values[0]
+        bounds = [float(array.item()) for array in given if array is not None and array.size == 1]
+        if len(bounds) == 3 and bounds[2]:
+            longest = max(longest, (bounds[1] - bounds[0]) / bounds[2])
+            if longest > _MOST_ELEMENTS:
+                raise _too_large(graph, node, (int(longest),))
+    return longest
 
 
 def fold_constants(graph: Graph) -> None:
@@ -130,6 +152,7 @@ def _value(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
         return None
     if not all(graph.is_constant(name) for name in node.input) or _is_misread(graph, node):
         return None
+    _infer_node(graph, node)  # how large it is, before it is made
     return evaluate(graph, node)
 
 
@@ -150,6 +173,13 @@ def _shape_value(node: onnx.NodeProto, shape: tuple[int, ...]) -> np.ndarray:
     return np.array(shape[attrs.get("start", 0) : attrs.get("end", len(shape))], np.int64)
 
 
+def _too_large(graph: Graph, node: onnx.NodeProto, shape: tuple[int, ...]) -> FrontendError:
+    return FrontendError(
+        f"{graph.label}: node {node.name!r} ({node.op_type}) makes a constant of shape {shape}: "
+        f"more than {_MOST_ELEMENTS} elements are refused, check the model"
+    )
+
+
 def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
     """The outputs of a node whose inputs are all constant; None where ONNX's reference does not know the operator, or
     gives another shape than is inferred.
@@ -160,10 +190,7 @@ def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
     for name in node.output:
         shape = graph.shape(name)
         if shape is not None and np.prod(shape, dtype=np.float64) > _MOST_ELEMENTS:
-            raise FrontendError(
-                f"{graph.label}: node {node.name!r} ({node.op_type}) makes a constant of shape {shape}: "
-                f"more than {_MOST_ELEMENTS} elements are refused, check the model"
-            )
+            raise _too_large(graph, node, shape)
     if node.op_type == "ConstantOfShape":  # the one operator that old files hold by the hundred
         value = attributes(node).get("value")
         fill = numpy_helper.to_array(value) if value is not None else np.float32(0)

@@ -10,6 +10,7 @@ import pytest
 from onnx import helper
 from small_weights import drawn
 
+from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.clean import clean
 from rlflow_tvm.frontend.graph import split
 
@@ -46,20 +47,20 @@ def test_names_are_collected_once(make_model) -> None:
 
 
 @pytest.fixture
-def inferences(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Number of nodes of each model whose shapes are inferred from now on."""
-    sizes: list[int] = []
+def inferences(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each inference of a model's shapes from now on, whether it propagates data."""
+    calls: list[bool] = []
     infer = onnx.shape_inference.infer_shapes
 
-    def counted(model: onnx.ModelProto, **options) -> onnx.ModelProto:
-        sizes.append(len(model.graph.node))
-        return infer(model, **options)
+    def noted(model: onnx.ModelProto, *, data_prop: bool, **options) -> onnx.ModelProto:
+        calls.append(data_prop)
+        return infer(model, data_prop=data_prop, **options)
 
-    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", counted)
-    return sizes
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", noted)
+    return calls
 
 
-def test_shapes_that_onnx_does_not_propagate_are_inferred_layer_by_layer(make_model, inferences: list[int]) -> None:
+def test_shapes_that_onnx_does_not_propagate_are_inferred_layer_by_layer(make_model, inferences: list[bool]) -> None:
     nodes, value = [], "x"
     for i in range(20):
         nodes += [
@@ -78,7 +79,7 @@ def test_shapes_that_onnx_does_not_propagate_are_inferred_layer_by_layer(make_mo
     assert len(inferences) == 3
 
 
-def test_pools_beside_each_other_are_rewritten_at_once(make_model, inferences: list[int]) -> None:
+def test_pools_beside_each_other_are_rewritten_at_once(make_model, inferences: list[bool]) -> None:
     def pool(value: str, result: str) -> onnx.NodeProto:
         window = dict(kernel_shape=[2, 2], strides=[2, 2], pads=[1] * 4)
         return node("MaxPool", [value], [result], ceil_mode=1, **window)
@@ -88,3 +89,37 @@ def test_pools_beside_each_other_are_rewritten_at_once(make_model, inferences: l
     assert {graph.shape(f"a{i}") for i in range(20)} == {(1, 1, 5, 5)}
     assert {graph.shape(f"b{i}") for i in range(20)} == {(1, 1, 3, 3)}
     assert len(inferences) == 4
+
+
+def _range(make_model, end: int, given: str) -> onnx.ModelProto:
+    """x + Range(0, end, 1), cast: its bounds are weights, nodes, or a product of weights."""
+    bounds = {"start": np.array(0), "end": np.array(end), "step": np.array(1)}
+    nodes = [
+        node("Range", list(bounds), ["r"], name="it"),
+        node("Cast", ["r"], ["c"], to=1),
+        node("Add", ["x", "c"], ["y"]),
+    ]
+    if given == "nodes":
+        nodes = [*(node("Constant", [], [name], value_int=int(value)) for name, value in bounds.items()), *nodes]
+        return make_model(nodes, {"x": (1,)}, ["y"])
+    if given == "product":
+        bounds |= {"end": np.array(end // 4), "four": np.array(4)}
+        nodes = [node("Mul", ["end", "four"], ["product"]), *nodes]
+        nodes[1].input[1] = "product"
+    return make_model(nodes, {"x": (1,)}, ["y"], bounds)
+
+
+@pytest.mark.parametrize("given", ["weights", "nodes", "product"])
+def test_a_range_that_would_fill_the_memory(given: str, make_model, monkeypatch: pytest.MonkeyPatch) -> None:
+    if given != "product":  # whose value ONNX does not propagate into the range
+        monkeypatch.setattr(onnx.shape_inference, "infer_shapes", lambda *_, **__: pytest.fail("it was propagated"))
+    with pytest.raises(FrontendError, match=rf"node 'it' \(Range\) makes a constant of shape \({2**62},\): more than"):
+        clean(_range(make_model, 2**62, given), "small")
+
+
+@pytest.mark.parametrize("given", ["weights", "nodes", "product"])
+def test_a_long_range_is_not_propagated(given: str, make_model, inferences: list[bool]) -> None:
+    graph = clean(_range(make_model, 2**17, given), "small")
+    assert [n.op_type for n in graph.nodes] == ["Add"]
+    assert graph.shape("y") == (2**17,)
+    assert inferences[0] is (given == "product")
