@@ -26,7 +26,8 @@ _OLDEST_KNOWN = {"DequantizeLinear": 19}
 _MISREAD = {
     **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), 13),
     "BatchNormalization": 14,
-    **dict.fromkeys(("AveragePool", "ConvTranspose", "GridSample", "LRN", "LpPool", "MaxPool"), math.inf),
+    **dict.fromkeys(("AveragePool", "ConvTranspose", "GridSample", "GroupNormalization"), math.inf),
+    **dict.fromkeys(("LRN", "LpPool", "MaxPool"), math.inf),
 }
 """The operator set below which ONNX's reference (1.23) gives an operator other values than the standard does, or
 refuses what that allows: TVM computes it."""

@@ -40,6 +40,11 @@ _OF_CONSTANTS = {
     "average-pool": (18, node("AveragePool", ["w"], ["c"], **_SAME_LOWER), {}),
     "lp-pool": (18, node("LpPool", ["w"], ["c"], **_SAME_LOWER), {}),
     "conv-transpose": (18, node("ConvTranspose", ["w", "k"], ["c"], group=2), {"k": drawn(4, 3, 2, 2)}),
+    "group-norm": (
+        21,
+        node("GroupNormalization", ["w", "g", "b"], ["c"], num_groups=2),
+        {"g": drawn(4), "b": drawn(4)},
+    ),
     "grid-sample": (16, node("GridSample", ["w", "g"], ["c"], mode="bicubic"), {"g": _GRID}),
     "pad-edge": (18, node("Pad", ["w", "p"], ["c"], mode="edge"), {"p": np.array([0, 0, 1, -1] * 2)}),
     "pad-constant": (18, node("Pad", ["w", "p"], ["c"]), {"p": np.array([0, -1, 1, -1] * 2)}),
