@@ -43,7 +43,7 @@ def _between(bb: relax.BlockBuilder, result: relax.Expr, bounds: list) -> relax.
         if isinstance(bound, relax.Expr):
             result = bb.normalize(op(result, bound))
             continue
-        if bound is None or np.isnan(bound) or np.isinf(bound):
+        if bound is None or np.isnan(bound) or bound == (-np.inf if op is relax.op.maximum else np.inf):
             continue
         if op is relax.op.maximum and bound == 0 and str(dtype) == "float32":
             result = bb.normalize(relax.op.nn.relu(result))

@@ -231,6 +231,16 @@ def test_integers_that_are_padded_with(value: int, make_model, run) -> None:
         assert run(from_onnx(model), {"x": np.array([5])})[0].tolist() == [value, 5]
 
 
+@pytest.mark.parametrize(("low", "high"), [(np.inf, np.inf), (-np.inf, -np.inf), (-np.inf, np.inf)])
+def test_bounds_that_are_infinite(low: float, high: float, make_model, run) -> None:
+    bounds = {"lo": np.float32(low), "hi": np.float32(high)}
+    mod = from_onnx(
+        make_model([node("Clip", ["x", "lo", "hi"], ["c"]), node("Exp", ["c"], ["y"])], {"x": (4,)}, ["y"], bounds)
+    )
+    x = np.array([-1, 0, 1, 2], np.float32)
+    np.testing.assert_allclose(run(mod, {"x": x})[0], np.exp(np.clip(x, low, high)), rtol=1e-6)
+
+
 @pytest.mark.parametrize("base", ["int32", "int64", "float32"])
 @pytest.mark.parametrize("exponent", [np.array(3), np.array(0), np.array(0.5, np.float32), np.array([0, 1, 2, 3])])
 def test_powers(base: str, exponent: np.ndarray, make_model, run) -> None:
