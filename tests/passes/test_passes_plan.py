@@ -14,9 +14,9 @@ import tvm
 from small_models import LANES, bound, conv_chain, conv_net, transformer_block
 
 import rlflow_tvm
-from rlflow_tvm.errors import PlanError
+from rlflow_tvm.errors import PlanError, RewriteError
 from rlflow_tvm.ir import detach
-from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RuleSet, default_rules
+from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RewriteAction, RuleSet, Site, default_rules
 from rlflow_tvm.replay import replay
 from rlflow_tvm.search import random_action
 
@@ -210,3 +210,24 @@ def test_file_without_a_field_is_refused(field, saved):
     saved.write_text(json.dumps(data))
     with pytest.raises(PlanError, match="damaged plan file"):
         Plan.load(saved)
+
+
+@pytest.mark.parametrize("site", [Site((0,), (0,)), Site((12, 3), (0, 1))])
+def test_action_round_trips_as_text(site):
+    action = RewriteAction("some_rule", site)
+    assert RewriteAction.parse(str(action)) == action
+    named = RewriteAction("relu@twice", site)
+    assert RewriteAction.parse(str(named)) == named
+    assert Site.parse(str(site)) == site
+
+
+def test_action_text_is_what_plan_files_hold():
+    assert str(RewriteAction("merge_convs", Site((12, 3), (0, 1)))) == "merge_convs@12,3#0,1"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "rule", "rule@", "rule@1", "rule@#1", "rule@1#", "rule@1#0 ", "rule@-1#0", "r@a#0"]
+)
+def test_malformed_action_text_is_refused(text):
+    with pytest.raises(RewriteError, match="is expected"):
+        RewriteAction.parse(text)

@@ -203,3 +203,9 @@ def test_rule_data_without_a_field_is_refused(field):
     del data[field]
     with pytest.raises(RewriteError, match=f"no field '{field}'"):
         RewriteRule.from_json(data)
+
+
+def test_rules_of_one_name_are_refused():
+    rule = CATALOGUE[0]
+    with pytest.raises(RewriteError, match=f"two rules are called {rule.name}"):
+        RuleSet((rule, *CATALOGUE), LANES)
