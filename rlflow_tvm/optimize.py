@@ -111,7 +111,7 @@ def main(
             cli.progress_bar("timing") as timing,
         ):
             result, gain = keep_if_not_slower(result, cost_model, timing)
-        if len(result.plan) < len(found):
+        if result.plan != found:
             _save(result.plan, plan)
             if (place := _save(found, None, "slower")) is not None:
                 log.warning("the plan that was found is kept in %s", place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from tvm import relax
 from rlflow_tvm.cost import (
     LEAST_ROUNDS,
     CostModel,
+    EndToEnd,
     KernelDatabase,
     PredictionPolicy,
     Ratio,
@@ -29,14 +30,14 @@ from rlflow_tvm.errors import AgentError, CostError, KernelError, PlanError, Rew
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.ir import main_of
 from rlflow_tvm.kernels import as_target, extract_kernels, num_cores, pipeline
-from rlflow_tvm.passes import CATALOGUE, Plan, RuleSet
+from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RuleSet
 from rlflow_tvm.search import DEFAULT_SEARCH, Budget, Progress, Search, SearchResult, check_seed, make_search
 from rlflow_tvm.verify import check_state, with_weights
 
 log = logging.getLogger("rlflow_tvm")
 
 _SLOWER = 0.99
-"""The most of the model's time over the new module's, in any round, at which the new one is given up."""
+"""The most of another module's time over the new one's, in any round, at which the new one is given up."""
 
 
 def optimize(
@@ -92,32 +93,39 @@ def _kept(plan: Plan) -> str:
 def keep_if_not_slower(
     result: SearchResult, cost_model: CostModel, on_progress: Callable[[int, int], None] | None = None
 ) -> tuple[SearchResult, Ratio | None]:
-    """`result`, and the model's time over the new module's; if that is slower, the model as it was in its place.
+    """`result`, and the model's time over the new module's; if that is slower than a graph in which families of rules
+    are settled, or than the model as it was, that one in its place.
 
     Prices are sums of kernels' times. A search that takes the least of thousands takes their errors with it, and on a
-    machine that others use meanwhile these are large: so both modules are built and timed as wholes, in turns. None
+    machine that others use meanwhile these are large: so the modules are built and timed as wholes, in turns. None
     where there is nothing to time, or it cannot be timed here: a GPU, another machine, no C++ compiler (which is told).
+
+    RewriteError if a settled graph's outputs differ from the model's.
     """
     if not result.state.actions or cost_model.timer.remote is not None or cost_model.target.kind.name != "llvm":
         return result, None
-    target, choices = cost_model.target, cost_model.choices
     before = result.state.origin()
-    modules = {"before": with_weights(before), "after": with_weights(result.state)}
+    states = {"before": before, "after": result.state}
+    settled, settled_secs = result.settled or (before, result.run_secs_before)
+    if settled_secs < result.run_secs_before and settled.structural_hash != result.state.structural_hash:
+        states["settled"] = settled
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            candidates = {
-                name: export_library(mod, target, Path(folder) / f"{name}.so", pipeline(target, choices))
-                for name, mod in modules.items()
-            }
-            inputs = list(random_inputs(modules["before"], 0).values())
-            threads = num_cores(target)
-            with cost_model.timer.in_turn():
-                timed = measure_interleaved(candidates, inputs, LEAST_ROUNDS, threads=threads, on_progress=on_progress)
+        timed = _timed(states, cost_model, on_progress)
     except CostError as error:
         log.warning("whether the new module is faster as a whole was not measured: %s", error)
         return result, None
     gain = Ratio.of(timed["before"], timed["after"])
-    if gain.interval is None or gain.interval[1] >= _SLOWER:
+    if "settled" in timed and _is_slower(over := Ratio.of(timed["settled"], timed["after"])):
+        log.warning(
+            "as a whole module the graph found takes %.2f times as long as one in which no more is done than to settle "
+            "whole families of rules, which takes its place: search again while the machine has nothing else to do",
+            1 / over.median,
+        )
+        result = replace(result, state=settled, run_secs_after=settled_secs)
+        gain = Ratio.of(timed["before"], timed["settled"])
+        if not _is_slower(gain):
+            check_state(result.state, cost_model.target, choices=cost_model.choices)
+    if not _is_slower(gain):
         return result, gain
     log.warning(
         "as a whole module the graph found takes %.2f times as long as the model, which is left as it was: "
@@ -125,6 +133,29 @@ def keep_if_not_slower(
         1 / gain.median,
     )
     return replace(result, state=before, run_secs_after=result.run_secs_before), gain
+
+
+def _is_slower(ratio: Ratio) -> bool:
+    """Whether the new one of the two is, beyond doubt."""
+    return ratio.interval is not None and ratio.interval[1] < _SLOWER
+
+
+def _timed(
+    states: Mapping[str, GraphState], cost_model: CostModel, on_progress: Callable[[int, int], None] | None
+) -> dict[str, EndToEnd]:
+    """Whole modules of the states, built with measured choices and timed in turns; CostError where they cannot be."""
+    modules = {name: with_weights(state) for name, state in states.items()}
+    target, choices = cost_model.target, cost_model.choices
+    with tempfile.TemporaryDirectory() as folder:
+        candidates = {
+            name: export_library(mod, target, Path(folder) / f"{name}.so", pipeline(target, choices))
+            for name, mod in modules.items()
+        }
+        inputs = list(random_inputs(modules["before"], 0).values())
+        with cost_model.timer.in_turn():
+            return measure_interleaved(
+                candidates, inputs, LEAST_ROUNDS, threads=num_cores(target), on_progress=on_progress
+            )
 
 
 @contextmanager

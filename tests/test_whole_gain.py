@@ -6,6 +6,7 @@ import json
 import logging
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import CostError, KernelError, RewriteError
 from rlflow_tvm.ir import detach, num_inputs
 from rlflow_tvm.kernels import as_target
-from rlflow_tvm.passes import Plan
+from rlflow_tvm.passes import GraphState, Plan
 from rlflow_tvm.search import Budget, SearchResult, make_search
 from rlflow_tvm.superoptimize import keep_if_not_slower
 
@@ -65,15 +66,13 @@ def interrupted(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
-def whole_modules_take(monkeypatch: pytest.MonkeyPatch, after: list[float]) -> None:
-    """The model 1 s in each round, the new module `after`."""
+def whole_modules_take(monkeypatch: pytest.MonkeyPatch, after: list[float], settled: list[float] | None = None) -> None:
+    """The model 1 s in each round, the new module `after`, and that of a settled graph `settled`, or as long."""
 
-    def measured(_candidates: object, _inputs: object, rounds: int, **_: object) -> dict[str, EndToEnd]:
+    def measured(candidates: Mapping[str, object], _inputs: object, rounds: int, **_: object) -> dict[str, EndToEnd]:
         assert rounds == len(after)
-        return {
-            "before": EndToEnd(tuple((1.0,) for _ in after), ()),
-            "after": EndToEnd(tuple((secs,) for secs in after), ()),
-        }
+        times = {"before": [1.0] * rounds, "after": after, "settled": after if settled is None else settled}
+        return {name: EndToEnd(tuple((secs,) for secs in times[name]), ()) for name in candidates}
 
     monkeypatch.setattr(superoptimize, "measure_interleaved", measured)
 
@@ -106,6 +105,54 @@ def test_a_slower_module_is_given_up(
     if not kept:
         assert (len(result.plan), result.run_secs_after) == (0, found.run_secs_before)
         tvm.ir.assert_structural_equal(result.state.bound()["main"], mod["main"])
+
+
+@pytest.mark.parametrize(
+    ("after", "settled", "taken"),
+    [
+        (0.8, 0.9, "after"),
+        (0.9, 0.897, "after"),  # slower, but by too little
+        (0.9, 0.8, "settled"),
+        (1.2, 0.8, "settled"),
+        (1.2, 1.1, "before"),
+    ],
+)
+def test_a_settled_graph_that_is_faster_takes_the_place_of_what_was_found(
+    after: float,
+    settled: float,
+    taken: str,
+    found: SearchResult,
+    cost_model: CostModel,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert len(found.plan) > 1
+    state = next(found.state.origin().along(found.plan))
+    secs = 0.9 * found.run_secs_before
+    checked: list[GraphState] = []
+    monkeypatch.setattr(superoptimize, "check_state", lambda state, *_, **__: checked.append(state))
+    whole_modules_take(monkeypatch, [after] * 6, [settled] * 6)
+    with caplog.at_level(logging.WARNING, "rlflow_tvm"):
+        result, gain = keep_if_not_slower(replace(found, settled=(state, secs)), cost_model)
+    states = {"before": found.state.origin(), "after": found.state, "settled": state}
+    times = {"before": found.run_secs_before, "after": found.run_secs_after, "settled": secs}
+    assert (result.plan, result.run_secs_after) == (states[taken].plan, times[taken])
+    assert gain is not None
+    assert gain.median == pytest.approx(1 / {"after": after, "settled": settled, "before": settled}[taken])
+    assert checked == ([state] if taken == "settled" else [])  # what was found has been checked before
+    assert ("which takes its place" in caplog.text) == (taken != "after")
+    assert ("left as it was" in caplog.text) == (taken == "before")
+
+
+def test_a_search_says_which_settled_graph_it_began_at(
+    found: SearchResult, mod: tvm.IRModule, cost_model: CostModel
+) -> None:
+    assert found.settled is not None
+    state, secs = found.settled
+    assert state.actions
+    assert secs == RewriteProblem(mod, cost_model).cost(state, confirmed=True).run_secs
+    greedy = make_search("greedy", budget=Budget.parse("1")).run(RewriteProblem(mod, cost_model))
+    assert greedy.settled is None  # nobody has looked
 
 
 def test_the_pass_hands_on_what_it_was_given(

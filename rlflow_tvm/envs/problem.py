@@ -23,7 +23,9 @@ class RewriteProblem:
     `moves` counts the successors asked for (a search's environment steps). A move that cannot be made (the rewrite is
     ill-typed, or TVM cannot lower it, or build or run one of its kernels) is refused: `successor` returns None, and the
     reason is logged once and kept in `refusals`. Where somebody sets `stopped`, searches end with what they have found.
-    `best` is the cheapest state that a search has taken: what is left of one that an error ends.
+    `best` is the cheapest state that a search has taken: what is left of one that an error ends. `settled` is the
+    cheapest state in which families of rules are settled, with its confirmed price, where `search.beginnings` was asked
+    and found one.
     """
 
     def __init__(self, mod: tvm.IRModule, cost_model: CostModel, ruleset: RuleSet | None = None) -> None:
@@ -31,6 +33,7 @@ class RewriteProblem:
         ruleset = default_rules(vector_lanes(cost_model.target)) if ruleset is None else ruleset
         self.start = GraphState.from_module(mod, ruleset)
         self.best = self.start
+        self.settled: tuple[GraphState, float] | None = None
         self.moves = 0
         self.stopped = False
         self.refusals: dict[tuple[int, str], str] = {}

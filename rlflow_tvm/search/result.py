@@ -23,7 +23,7 @@ class SearchResult:
     """The best state that a search found.
 
     `env_steps` counts the moves tried, `kernels_predicted` the times used that nobody measured (none of them in
-    `run_secs_after`), `curve` holds (env_steps, best run_secs) at each improvement.
+    `run_secs_after`), `curve` holds (env_steps, best run_secs) at each improvement; `settled`: see `RewriteProblem`.
     """
 
     state: GraphState
@@ -34,6 +34,7 @@ class SearchResult:
     kernels_predicted: int
     wall_secs: float
     curve: tuple[tuple[int, float], ...]
+    settled: tuple[GraphState, float] | None = None
 
     @property
     def plan(self) -> Plan:
@@ -106,6 +107,7 @@ class Incumbent:
             self.problem.cost_model.predicted - self._predicted_before,
             self._secs,
             tuple(self._curve),
+            self.problem.settled,
         )
 
 

@@ -48,7 +48,9 @@ def beginnings(problem: RewriteProblem) -> list[Beginning]:
             if begin is not None:
                 found[begin.state.structural_hash] = begin
                 problem.keep(begin.state)
-    return sorted(found.values(), key=attrgetter("run_secs"))
+    ordered = sorted(found.values(), key=attrgetter("run_secs"))
+    problem.settled = next(((each.state, each.run_secs) for each in ordered if each.state.actions), None)
+    return ordered
 
 
 def _priced(problem: RewriteProblem, state: GraphState, found: Collection[int]) -> Beginning | None:
