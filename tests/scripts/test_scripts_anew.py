@@ -36,6 +36,9 @@ class Inline:
     def join(self) -> None:
         pass
 
+    def kill(self) -> None:
+        """They have ended by now."""
+
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
