@@ -14,7 +14,7 @@ from tvm import relax
 from tvm.ir import GenericConst as Constant
 from tvm.relax import op as rx
 
-from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.errors import CostError, RewriteError
 from rlflow_tvm.float_check import float_check
 from rlflow_tvm.passes import CATALOGUE, GraphState, RewriteAction, RewriteRule, RuleSet, default_rules
 from rlflow_tvm.passes.graph import Graph
@@ -55,6 +55,16 @@ def test_compiling_sees_a_wrong_rule():
     wrong = RewriteRule("wrong", "none", "subtract(x, y) => subtract(y, x)", when=("shape(x) == shape(y)",))
     with pytest.raises(RewriteError, match="wrong: differs"):
         float_check([wrong], TARGET)
+
+
+def test_rules_are_compiled_in_place_where_nothing_can_be_linked(monkeypatch):
+    def no_compiler(*_):
+        raise CostError("install a C++ compiler")
+
+    rules = [BY_NAME["relu_idempotent"], BY_NAME["gelu_from_halved_input"]]
+    linked = float_check(rules, TARGET)
+    monkeypatch.setattr("rlflow_tvm.float_check.link_library", no_compiler)
+    assert float_check(rules, TARGET).keys() == linked.keys()
 
 
 @pytest.mark.parametrize("number", [0, 1])
