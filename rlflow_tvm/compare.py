@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
 import sys
 from pathlib import Path
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from rlflow_tvm.comparison_methods import Method
     from rlflow_tvm.cost import CostModel
     from rlflow_tvm.passes import GraphState, Plan
-
-log = logging.getLogger("rlflow_tvm")
 
 AGAINST = ("tvm-default", "onnxruntime", "onnxruntime-export", "torch")
 """As in `rlflow_tvm.comparison`, which takes seconds to import."""
@@ -130,25 +127,19 @@ def main(
 
 def _found(way: Method, mod: tvm.IRModule, cost_model: CostModel, plans: Path | None) -> GraphState:
     """What it makes of the model; its plan is written at once, for what comes behind may fail or be ended."""
-    from rlflow_tvm.errors import CostError, KernelError
+    from rlflow_tvm.superoptimize import unchecked_kept
 
     path = None if plans is None or way.plan_name is None else plans / way.plan_name
-    unchecked: list[Plan] = []
-    with cli.progress_bar(way.described) as bar:
+
+    def write(plan: Plan) -> Path | None:
+        if path is not None:
+            plan.save(path)
+        return path
+
+    with cli.progress_bar(way.described) as bar, unchecked_kept(write) as on_plan:
         cost_model.on_progress = cli.kernels_told(bar)
-
-        def on_progress(done: int, total: int, best: float) -> None:
-            bar(done, total, cli.milliseconds(best))
-
-        try:
-            state = way.find(mod, cost_model, on_progress, unchecked.append)
-        except (KeyboardInterrupt, CostError, KernelError):
-            if unchecked and path is not None:
-                unchecked[-1].save(path)
-                log.warning("outputs were not compared: the plan written to %s is unchecked", path)
-            raise
-    if path is not None:
-        state.plan.save(path)
+        state = way.find(mod, cost_model, lambda done, total, best: bar(done, total, cli.milliseconds(best)), on_plan)
+    if write(state.plan) is not None:
         print(f"plan written to {path}")
     return state
 

@@ -60,12 +60,12 @@ def main(
         default_path,
         ratio_json,
     )
-    from rlflow_tvm.errors import CostError, KernelError, UsageError
+    from rlflow_tvm.errors import UsageError
     from rlflow_tvm.exporting import check_original, export, save_library
     from rlflow_tvm.frontend import from_onnx, to_onnx
     from rlflow_tvm.replay import compile
     from rlflow_tvm.search import Budget, make_search
-    from rlflow_tvm.superoptimize import agent_search, keep_if_not_slower, optimize
+    from rlflow_tvm.superoptimize import agent_search, keep_if_not_slower, optimize, unchecked_kept
 
     if 0 < tune < LEAST_TRIALS:
         raise UsageError(f"--tune {tune}: give at least {LEAST_TRIALS}, or 0 for none")
@@ -82,26 +82,21 @@ def main(
     runs_here = remote is None and tvm_target.kind.name == "llvm"
     if onnx is not None or (library is not None and runs_here):
         check_original(mod, file, seed)
-    unchecked: list[Plan] = []
     with (
         KernelDatabase(default_path()) as database,
         CostModel(tvm_target, database, policy=policy, remote=remote) as cost_model,
         cli.progress_bar("searching") as bar,
     ):
         cost_model.on_progress = cli.kernels_told(bar)
-        try:
+        with unchecked_kept(lambda found: _save(found, plan)) as on_plan:
             result = optimize(
                 mod,
                 method,
                 cost_model,
                 progress=lambda done, total, best: bar(done, total, cli.milliseconds(best)),
                 interruptible=True,
-                on_plan=unchecked.append,
+                on_plan=on_plan,
             )
-        except (KeyboardInterrupt, CostError, KernelError):
-            if unchecked and (place := _save(unchecked[-1], plan)):  # the search had ended, or was ended
-                log.warning("outputs were not compared: the plan written to %s is unchecked", place)
-            raise
         # before the modules are timed and written: neither Ctrl-C nor what fails there shall lose it
         found = result.plan
         kept, gain = _save(found, plan), None

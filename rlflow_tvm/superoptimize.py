@@ -80,6 +80,19 @@ def optimize(
     return result
 
 
+@contextmanager
+def unchecked_kept(write: Callable[[Plan], Path | None]) -> Iterator[Callable[[Plan], None]]:
+    """What `optimize` is to tell of plans: where it is ended before their outputs are compared, `write` is given the
+    last one, and says where it is, if anywhere."""
+    told: list[Plan] = []
+    try:
+        yield told.append
+    except (KeyboardInterrupt, CostError, KernelError):
+        if told and (place := write(told[-1])) is not None:
+            log.warning("outputs were not compared: the plan written to %s is unchecked", place)
+        raise
+
+
 def _kept(plan: Plan) -> str:
     """Where a plan is that only the report of a bug is to have: it is written now, and would be lost with the error."""
     path = default_path().with_name(f"wrong.{plan.end_hash:016x}.plan.json")
@@ -106,22 +119,22 @@ def keep_if_not_slower(
         return result, None
     before = result.state.origin()
     states = {"before": before, "after": result.state}
-    settled, settled_secs = result.settled or (before, result.run_secs_before)
-    if settled_secs < result.run_secs_before and settled.structural_hash != result.state.structural_hash:
-        states["settled"] = settled
+    settled, found = result.settled, result.state.structural_hash
+    if settled and settled.run_secs < result.run_secs_before and settled.state.structural_hash != found:
+        states["settled"] = settled.state
     try:
         timed = _timed(states, cost_model, on_progress)
     except CostError as error:
         log.warning("whether the new module is faster as a whole was not measured: %s", error)
         return result, None
     gain = Ratio.of(timed["before"], timed["after"])
-    if "settled" in timed and _is_slower(over := Ratio.of(timed["settled"], timed["after"])):
+    if settled and "settled" in timed and _is_slower(over := Ratio.of(timed["settled"], timed["after"])):
         log.warning(
             "as a whole module the graph found takes %.2f times as long as one in which no more is done than to settle "
             "whole families of rules, which takes its place: search again while the machine has nothing else to do",
             1 / over.median,
         )
-        result = replace(result, state=settled, run_secs_after=settled_secs)
+        result = replace(result, state=settled.state, run_secs_after=settled.run_secs)
         gain = Ratio.of(timed["before"], timed["settled"])
         if not _is_slower(gain):
             check_state(result.state, cost_model.target, choices=cost_model.choices)

@@ -24,7 +24,7 @@ from rlflow_tvm.errors import CostError, KernelError, RewriteError
 from rlflow_tvm.ir import detach, num_inputs
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.passes import GraphState, Plan
-from rlflow_tvm.search import Budget, SearchResult, make_search
+from rlflow_tvm.search import Beginning, Budget, SearchResult, make_search
 from rlflow_tvm.superoptimize import keep_if_not_slower
 
 TARGET = as_target("llvm")
@@ -133,7 +133,7 @@ def test_a_settled_graph_that_is_faster_takes_the_place_of_what_was_found(
     monkeypatch.setattr(superoptimize, "check_state", lambda state, *_, **__: checked.append(state))
     whole_modules_take(monkeypatch, [after] * 6, [settled] * 6)
     with caplog.at_level(logging.WARNING, "rlflow_tvm"):
-        result, gain = keep_if_not_slower(replace(found, settled=(state, secs)), cost_model)
+        result, gain = keep_if_not_slower(replace(found, settled=Beginning(secs, state)), cost_model)
     states = {"before": found.state.origin(), "after": found.state, "settled": state}
     times = {"before": found.run_secs_before, "after": found.run_secs_after, "settled": secs}
     assert (result.plan, result.run_secs_after) == (states[taken].plan, times[taken])
@@ -148,9 +148,9 @@ def test_a_search_says_which_settled_graph_it_began_at(
     found: SearchResult, mod: tvm.IRModule, cost_model: CostModel
 ) -> None:
     assert found.settled is not None
-    state, secs = found.settled
-    assert state.actions
-    assert secs == RewriteProblem(mod, cost_model).cost(state, confirmed=True).run_secs
+    assert found.settled.state.actions
+    priced = RewriteProblem(mod, cost_model).cost(found.settled.state, confirmed=True)
+    assert found.settled.run_secs == priced.run_secs
     greedy = make_search("greedy", budget=Budget.parse("1")).run(RewriteProblem(mod, cost_model))
     assert greedy.settled is None  # nobody has looked
 

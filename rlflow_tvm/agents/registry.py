@@ -46,7 +46,7 @@ class AgentKind:
         return there[name]
 
     def check_folder(self, folder: str | Path, resume: bool = False) -> None:
-        """AgentError if `train` would refuse the folder, as what it is to resume is an agent of another kind."""
+        """AgentError if `train` would refuse the folder, or would resume an agent of another kind in it."""
         named("rlflow_tvm.agents.training:check_folder")(Path(folder), resume)
         path = Path(folder) / named("rlflow_tvm.agents.checkpoint:FILE_NAME")
         if resume and (found := kind_in(path)) is not self:

@@ -14,7 +14,7 @@ from rlflow_tvm.envs.candidates import CandidateEnv
 from rlflow_tvm.envs.episode import RewritingEnv
 from rlflow_tvm.envs.many_models import ManyModelsEnv
 from rlflow_tvm.envs.pass_ordering import PassOrderingEnv
-from rlflow_tvm.envs.problem import RewriteProblem
+from rlflow_tvm.envs.problem import Beginning, RewriteProblem
 from rlflow_tvm.envs.rewards import REWARDS
 from rlflow_tvm.envs.rewriting import GraphRewriteEnv
 
@@ -26,6 +26,7 @@ ENVIRONMENTS: dict[str, type[RewritingEnv[Any]]] = {"rewriting": GraphRewriteEnv
 """By the names that agents know them by."""
 
 __all__ = [
+    "Beginning",
     "ENVIRONMENTS",
     "REWARDS",
     "CandidateEnv",

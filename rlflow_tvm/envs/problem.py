@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import tvm
@@ -17,6 +17,14 @@ from rlflow_tvm.passes import GraphState, Plan, RewriteAction, RuleSet, default_
 log = logging.getLogger("rlflow_tvm")
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """A graph to begin a search at, and its price, confirmed."""
+
+    run_secs: float
+    state: GraphState
+
+
 class RewriteProblem:
     """A start graph, a rule set and a cost: the moves from a state and what they cost.
 
@@ -24,8 +32,7 @@ class RewriteProblem:
     ill-typed, or TVM cannot lower it, or build or run one of its kernels) is refused: `successor` returns None, and the
     reason is logged once and kept in `refusals`. Where somebody sets `stopped`, searches end with what they have found.
     `best` is the cheapest state that a search has taken: what is left of one that an error ends. `settled` is the
-    cheapest state in which families of rules are settled, with its confirmed price, where `search.beginnings` was asked
-    and found one.
+    cheapest state in which families of rules are settled, where `search.beginnings` was asked and found one.
     """
 
     def __init__(self, mod: tvm.IRModule, cost_model: CostModel, ruleset: RuleSet | None = None) -> None:
@@ -33,7 +40,7 @@ class RewriteProblem:
         ruleset = default_rules(vector_lanes(cost_model.target)) if ruleset is None else ruleset
         self.start = GraphState.from_module(mod, ruleset)
         self.best = self.start
-        self.settled: tuple[GraphState, float] | None = None
+        self.settled: Beginning | None = None
         self.moves = 0
         self.stopped = False
         self.refusals: dict[tuple[int, str], str] = {}

@@ -20,6 +20,7 @@ from rlflow_tvm.frontend.halves import HALVES
 from rlflow_tvm.frontend.norms import NORMS
 from rlflow_tvm.frontend.reductions import REDUCTIONS
 from rlflow_tvm.frontend.resize import check_resize
+from rlflow_tvm.frontend.writer import dtype_of
 
 
 def _pairwise(op: Callable, bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
@@ -56,7 +57,7 @@ _SLOPE = ("alpha", 0.2), ("beta", 0.5)
 
 
 def _hard_sigmoid(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
-    slope, shift = (relax.const(attrs.get(name, usual), _dtype(inputs[0])) for name, usual in _SLOPE)
+    slope, shift = (relax.const(attrs.get(name, usual), dtype_of(inputs[0])) for name, usual in _SLOPE)
     scaled = bb.normalize(relax.op.multiply(inputs[0], slope))
     return _between(bb, bb.normalize(relax.op.add(scaled, shift)), [0.0, 1.0])
 
@@ -111,7 +112,7 @@ def _cumsum(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) ->
 
 def _pow(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
     base, exponent = inputs[0], inputs[1]
-    dtype = _dtype(base)  # ONNX lets the exponent be of another type; the result has the base's
+    dtype = dtype_of(base)  # ONNX lets the exponent be of another type; the result has the base's
     known = exponent.value.numpy() if isinstance(exponent, tvm.ir.GenericConst) else None
     whole = np.dtype(dtype).kind in "iu"  # TVM raises floats only
     powers = range(1, 65) if whole else (2, 3)  # of floats those in which rules know variances and the GELU
@@ -120,7 +121,7 @@ def _pow(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> re
     if whole:
         raised = relax.op.power(relax.op.astype(base, "float64"), _cast(exponent, "float64"))
         return relax.op.astype(bb.normalize(raised), dtype)
-    return None if _dtype(exponent) == dtype else relax.op.power(base, _cast(exponent, dtype))
+    return None if dtype_of(exponent) == dtype else relax.op.power(base, _cast(exponent, dtype))
 
 
 def _product(bb: relax.BlockBuilder, base: relax.Expr, exponent: int) -> relax.Expr:
@@ -142,13 +143,9 @@ def _cast(expr: relax.Expr, dtype: str) -> relax.Expr:
     return relax.op.astype(expr, dtype)
 
 
-def _dtype(expr: relax.Expr) -> str:
-    return str(expr.ty.dtype.dtype)
-
-
 def _equal(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
     """Of booleans, which LLVM would compare as floats."""
-    if any(isinstance(x, relax.ShapeExpr) or _dtype(x) != "bool" for x in inputs[:2]):
+    if any(isinstance(x, relax.ShapeExpr) or dtype_of(x) != "bool" for x in inputs[:2]):
         return None
     return relax.op.logical_not(bb.normalize(relax.op.logical_xor(inputs[0], inputs[1])))
 
@@ -164,13 +161,13 @@ def _cosh(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> r
     """cosh(x) = (exp(x) + exp(-x)) / 2: LLVM has no such intrinsic."""
     x = inputs[0]
     total = relax.op.add(relax.op.exp(x), relax.op.exp(relax.op.negative(x)))
-    return relax.op.multiply(total, relax.const(0.5, _dtype(x)))
+    return relax.op.multiply(total, relax.const(0.5, dtype_of(x)))
 
 
 def _sinh(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
     """sinh(x) = (exp(x) - exp(-x)) / 2, near 0, where that cancels, 2 t / (1 - t^2) with t = tanh(x / 2)."""
     x = inputs[0]
-    one, two, half = (relax.const(value, _dtype(x)) for value in (1.0, 2.0, 0.5))
+    one, two, half = (relax.const(value, dtype_of(x)) for value in (1.0, 2.0, 0.5))
     t = bb.normalize(relax.op.tanh(relax.op.multiply(x, half)))
     near = relax.op.divide(relax.op.multiply(two, t), relax.op.subtract(one, relax.op.multiply(t, t)))
     far = relax.op.multiply(relax.op.subtract(relax.op.exp(x), relax.op.exp(relax.op.negative(x))), half)
@@ -181,7 +178,7 @@ def _elu(
     alpha: float, gamma: float, bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int
 ) -> relax.Expr | None:
     """gamma * (relu(x) - alpha * relu(1 - exp(x))), which TVM's importer writes with numbers in float32."""
-    x, dtype = inputs[0], _dtype(inputs[0])
+    x, dtype = inputs[0], dtype_of(inputs[0])
     if dtype == "float32":
         return None
     alpha, gamma = attrs.get("alpha", alpha), attrs.get("gamma", gamma)
@@ -192,12 +189,12 @@ def _elu(
 
 def _one_hot(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
     indices, depth, values = inputs[0], inputs[1], inputs[2]
-    if not all(isinstance(x, tvm.ir.GenericConst) for x in (depth, values)) or "float" in _dtype(indices):
+    if not all(isinstance(x, tvm.ir.GenericConst) for x in (depth, values)) or "float" in dtype_of(indices):
         return None
-    extent, dtype = int(depth.value.numpy().item()), _dtype(values)  # TVM takes the numbers for float64 or int64
+    extent, dtype = int(depth.value.numpy().item()), dtype_of(values)  # TVM takes the numbers for float64 or int64
     off, on = (tvm.tirx.const(value, dtype) for value in values.value.numpy().tolist())
-    wrapped = relax.op.add(indices, relax.const(extent, _dtype(indices)))
-    negative = relax.op.less(indices, relax.const(0, _dtype(indices)))
+    wrapped = relax.op.add(indices, relax.const(extent, dtype_of(indices)))
+    negative = relax.op.less(indices, relax.const(0, dtype_of(indices)))
     axis = attrs.get("axis", -1) % (len(indices.ty.shape) + 1)  # TVM's kernel counts none but the last from the end
     return relax.op.one_hot(relax.op.where(negative, wrapped, indices), on, off, extent, axis)
 
@@ -221,7 +218,7 @@ def _split(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> 
     if bounds:
         whole = bb.emit(relax.op.split(data, bounds, axis))
         parts = iter([relax.TupleGetItem(whole, i) for i in range(len(bounds) + 1)])
-    empty = bb.emit(relax.op.zeros([*shape[:axis], 0, *shape[axis + 1 :]], _dtype(data)))
+    empty = bb.emit(relax.op.zeros([*shape[:axis], 0, *shape[axis + 1 :]], dtype_of(data)))
     return relax.Tuple([next(parts) if size else empty for size in sizes])
 
 
@@ -253,13 +250,13 @@ def _roi_align(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int)
     half = opset >= 16 and attrs.get("coordinate_transformation_mode", b"half_pixel") == b"half_pixel"
     scale = attrs.get("spatial_scale", 1.0)
     if half and scale != 1.0:  # TVM moves the boxes by half a pixel before it scales them, ONNX afterwards
-        moved = relax.op.add(inputs[1], relax.const(0.5 - 0.5 / scale, _dtype(inputs[1])))
+        moved = relax.op.add(inputs[1], relax.const(0.5 - 0.5 / scale, dtype_of(inputs[1])))
         inputs[1] = bb.normalize(moved)
     return None
 
 
 def _thresholded_relu(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
-    data, dtype = inputs[0], _dtype(inputs[0])
+    data, dtype = inputs[0], dtype_of(inputs[0])
     above = bb.normalize(relax.op.greater(data, relax.const(attrs.get("alpha", 1.0), dtype)))
     return relax.op.where(above, data, relax.const(0.0, dtype))
 

@@ -9,6 +9,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from rlflow_tvm.frontend.reductions import REDUCTIONS, Converter
+from rlflow_tvm.frontend.writer import dtype_of
 
 _HALVES = ("bfloat16", "float16")
 
@@ -18,11 +19,11 @@ def _in_singles(operator: str, before: Converter | None = None) -> Converter:
 
     def convert(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
         found = before(bb, inputs, attrs, opset) if before is not None else None
-        dtype = str(inputs[0].ty.dtype.dtype)
+        dtype = dtype_of(inputs[0])
         if found is not None or dtype not in _HALVES:
             return found
         for i, given in enumerate(inputs):
-            if given is not None and str(given.ty.dtype.dtype) == dtype:
+            if given is not None and dtype_of(given) == dtype:
                 inputs[i] = bb.normalize(relax.op.astype(given, "float32"))
         theirs = onnx_frontend._get_convert_map()[operator].get_converter(opset)
         return relax.op.astype(bb.normalize(theirs(bb, inputs, attrs, [{}, {}])), dtype)

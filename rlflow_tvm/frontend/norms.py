@@ -10,13 +10,14 @@ import tvm
 from tvm import relax
 
 from rlflow_tvm.frontend.reductions import Converter
+from rlflow_tvm.frontend.writer import dtype_of
 
 
 def _layer_norm(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
     """TVM's; in float64, of which that has no kernel, (x - mean) / sqrt(variance + epsilon) * scale + bias."""
-    axes = _whole(bb, inputs, attrs, ("scale", "bias"))
+    axes = _broadcast_to_normalised(bb, inputs, attrs, ("scale", "bias"))
     data, scale, bias = inputs[0], inputs[1], inputs[2]
-    if _dtype(data) != "float64":
+    if dtype_of(data) != "float64":
         return None
     centred = bb.normalize(relax.op.subtract(data, relax.op.mean(data, axes, keepdims=True)))
     scaled = relax.op.multiply(_over_root(bb, centred, axes, attrs), scale)
@@ -27,11 +28,11 @@ def _layer_norm(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int
 
 def _rms_norm(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
     """x / sqrt(mean(x^2) + epsilon) * scale over all axes, which TVM's kernel cannot; over others by TVM."""
-    axes = _whole(bb, inputs, attrs, ("scale",))
+    axes = _broadcast_to_normalised(bb, inputs, attrs, ("scale",))
     data, scale = inputs[0], inputs[1]
     if axes[0]:
         return None
-    dtype = _dtype(data)
+    dtype = dtype_of(data)
     stash = "float32" if attrs.get("stash_type", 1) == 1 else dtype
     normed = _over_root(bb, relax.op.astype(data, stash), axes, attrs)
     return relax.op.multiply(relax.op.astype(normed, dtype), scale)
@@ -41,12 +42,12 @@ def _over_root(bb: relax.BlockBuilder, data: relax.Expr, axes: list[int], attrs:
     """x / sqrt(mean(x^2) + epsilon)"""
     x = bb.normalize(data)
     mean = relax.op.mean(relax.op.multiply(x, x), axes, keepdims=True)
-    root = relax.op.rsqrt(relax.op.add(mean, relax.const(attrs.get("epsilon", 1e-5), _dtype(x))))
+    root = relax.op.rsqrt(relax.op.add(mean, relax.const(attrs.get("epsilon", 1e-5), dtype_of(x))))
     return bb.normalize(relax.op.multiply(x, root))
 
 
-def _whole(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, names: tuple[str, ...]) -> list[int]:
-    """The axes that are normalised, with the inputs behind the first, of these names, brought into their shape."""
+def _broadcast_to_normalised(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, names: tuple[str, ...]) -> list[int]:
+    """Bring the inputs behind the first, of these names, into the shape of what is normalised; its axes."""
     shape = [int(extent) for extent in inputs[0].ty.shape.values]
     first = attrs.get("axis", -1) % len(shape)
     normalized = shape[first:]
@@ -65,12 +66,8 @@ def _whole(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, names: tuple[st
 
 def _broadcast(bb: relax.BlockBuilder, expr: relax.Expr, shape: list[int]) -> relax.Expr:
     if isinstance(expr, tvm.ir.GenericConst):
-        return relax.const(np.broadcast_to(expr.value.numpy(), shape).copy(), _dtype(expr))
+        return relax.const(np.broadcast_to(expr.value.numpy(), shape).copy(), dtype_of(expr))
     return bb.normalize(relax.op.broadcast_to(expr, shape))
-
-
-def _dtype(expr: relax.Expr) -> str:
-    return str(expr.ty.dtype.dtype)
 
 
 NORMS: dict[str, Converter] = {"LayerNormalization": _layer_norm, "RMSNormalization": _rms_norm}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from rlflow_tvm.envs import RewriteProblem
+from rlflow_tvm.envs import Beginning, RewriteProblem
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.search.backtracking import Backtracking
 from rlflow_tvm.search.beam import Beam
@@ -15,7 +15,7 @@ from rlflow_tvm.search.family import FamilySearch
 from rlflow_tvm.search.greedy import Greedy
 from rlflow_tvm.search.random_walk import RandomSearch, random_action, random_states
 from rlflow_tvm.search.result import Progress, SearchResult
-from rlflow_tvm.search.settled import Beginning, beginnings
+from rlflow_tvm.search.settled import beginnings
 from rlflow_tvm.search.variable_depth import VariableDepth
 
 

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlflow_tvm.envs import ENVIRONMENTS, RewriteProblem
+from rlflow_tvm.envs import ENVIRONMENTS, Beginning, RewriteProblem
 from rlflow_tvm.search.budget import Budget
 from rlflow_tvm.search.result import Incumbent, Progress, SearchResult
-from rlflow_tvm.search.settled import Beginning, beginnings
+from rlflow_tvm.search.settled import beginnings
 
 _AT_ONCE = 16
 _IDLE = 16

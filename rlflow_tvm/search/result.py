@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from rlflow_tvm.envs import RewriteProblem
+from rlflow_tvm.envs import Beginning, RewriteProblem
 from rlflow_tvm.passes import GraphState, Plan, RewriteAction
 from rlflow_tvm.search.budget import Budget
 
@@ -34,7 +34,7 @@ class SearchResult:
     kernels_predicted: int
     wall_secs: float
     curve: tuple[tuple[int, float], ...]
-    settled: tuple[GraphState, float] | None = None
+    settled: Beginning | None = None
 
     @property
     def plan(self) -> Plan:

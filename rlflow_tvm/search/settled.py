@@ -6,25 +6,16 @@ import logging
 import math
 from collections import deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter
 
-from rlflow_tvm.envs import RewriteProblem
+from rlflow_tvm.envs import Beginning, RewriteProblem
 from rlflow_tvm.errors import KernelError, RewriteError
 from rlflow_tvm.passes import GraphState, RewriteAction
 from rlflow_tvm.passes.match import Match
 from rlflow_tvm.passes.rules import TERMINATING_FAMILIES, TerminatingFamily
 
 log = logging.getLogger("rlflow_tvm")
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """A graph and its price, confirmed."""
-
-    run_secs: float
-    state: GraphState
 
 
 def beginnings(problem: RewriteProblem) -> list[Beginning]:
@@ -49,7 +40,7 @@ def beginnings(problem: RewriteProblem) -> list[Beginning]:
                 found[begin.state.structural_hash] = begin
                 problem.keep(begin.state)
     ordered = sorted(found.values(), key=attrgetter("run_secs"))
-    problem.settled = next(((each.state, each.run_secs) for each in ordered if each.state.actions), None)
+    problem.settled = next((each for each in ordered if each.state.actions), None)
     return ordered
 
 

@@ -8,20 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from frontend_error import message
 from onnx import helper
 
-from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend import from_onnx, zoo
 
 node = helper.make_node
-
-
-def _message(call: Callable[[], object]) -> str:
-    with pytest.raises(FrontendError) as caught:
-        call()
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
 
 
 def _with_external_data(tmp_path: Path) -> Path:
@@ -38,7 +30,7 @@ def test_external_data_is_read(tmp_path: Path) -> None:
 def test_missing_external_data(tmp_path: Path) -> None:
     path = _with_external_data(tmp_path)
     (tmp_path / "outside.data").unlink()
-    text = _message(lambda: from_onnx(path))
+    text = message(lambda: from_onnx(path))
     assert "outside.onnx: its external data cannot be read" in text
     assert "outside.data" in text
 
@@ -50,12 +42,12 @@ def test_external_data_outside_of_the_folder(tmp_path: Path) -> None:
     for tensor in model.graph.initializer:
         tensor.external_data[0].value = "../escaped.data"
     onnx.save(model, path)
-    assert "its external data cannot be read" in _message(lambda: from_onnx(path))
+    assert "its external data cannot be read" in message(lambda: from_onnx(path))
 
 
 def test_a_model_whose_external_data_was_not_loaded(tmp_path: Path) -> None:
     model = onnx.load(_with_external_data(tmp_path), load_external_data=False)
-    text = _message(lambda: from_onnx(model))
+    text = message(lambda: from_onnx(model))
     assert "load_external_data=True" in text
 
 
@@ -90,4 +82,4 @@ def test_no_data_are_read_from_the_working_directory(
     place(model)
     (tmp_path / "w.bin").write_bytes(np.ones(3, np.float32).tobytes())
     monkeypatch.chdir(tmp_path)
-    assert "the data of weight 'w' was not loaded" in _message(lambda: from_onnx(model))
+    assert "the data of weight 'w' was not loaded" in message(lambda: from_onnx(model))
