@@ -213,6 +213,8 @@ def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
         ir_version=graph.model.ir_version,
     )
     try:
+        if node.op_type == "GatherElements":  # the reference: of 32 elements at most
+            return [_gather_elements(*(graph.constants[name] for name in node.input), attributes(node).get("axis", 0))]
         found = ReferenceEvaluator(model).run(None, {name: graph.constants[name] for name in names})
     except (NotImplementedError, KeyError):  # the reference has no such operator: TVM evaluates it at run time
         return None
@@ -227,3 +229,9 @@ def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
         graph.shape(name) in (None, value.shape) for name, value in zip(node.output, values, strict=True) if name
     )
     return values if agree else None
+
+
+def _gather_elements(data: np.ndarray, indices: np.ndarray, axis: int) -> np.ndarray:
+    """`data` along `axis` at the indices, which may be fewer than its elements along the other axes."""
+    kept = [slice(None) if i == axis % data.ndim else slice(n) for i, n in enumerate(indices.shape)]
+    return np.take_along_axis(data[tuple(kept)], indices, axis)

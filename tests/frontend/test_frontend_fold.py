@@ -28,6 +28,8 @@ def test_quantised_weights_are_dequantised(kind: str, opset: int, make_model, as
 
 _SAME_LOWER = {"kernel_shape": [2, 2], "strides": [2, 2], "auto_pad": "SAME_LOWER"}
 _GRID = np.linspace(-0.9, 0.9, 2 * 4 * 3 * 2, dtype=np.float32).reshape(2, 4, 3, 2)
+_ROWS = {"r": drawn(1, 512), "i": np.array([[3, 0, 511, -1, 40]])}
+_TABLES = {"t": drawn(3, 40, 4), "j": np.arange(2 * 5 * 4).reshape(2, 5, 4) - 20}  # fewer tables than there are
 _OF_CONSTANTS = {
     "softmax-12": (12, node("Softmax", ["w"], ["c"], axis=1), {}),
     "log-softmax-11": (11, node("LogSoftmax", ["w"], ["c"], axis=2), {}),
@@ -46,6 +48,9 @@ _OF_CONSTANTS = {
         {"g": drawn(4), "b": drawn(4)},
     ),
     "grid-sample": (16, node("GridSample", ["w", "g"], ["c"], mode="bicubic"), {"g": _GRID}),
+    # of more than the 32 elements that the reference takes
+    "gather-elements": (18, node("GatherElements", ["r", "i"], ["c"], axis=1), _ROWS),
+    "gather-elements-3d": (18, node("GatherElements", ["t", "j"], ["c"], axis=-2), _TABLES),
     "pad-edge": (18, node("Pad", ["w", "p"], ["c"], mode="edge"), {"p": np.array([0, 0, 1, -1] * 2)}),
     "pad-constant": (18, node("Pad", ["w", "p"], ["c"]), {"p": np.array([0, -1, 1, -1] * 2)}),
 }
