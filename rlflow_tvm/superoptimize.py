@@ -54,7 +54,7 @@ def optimize(
 
     With `interruptible`, Ctrl-C ends the search with the best graph so far, and a second one the program. `on_plan` is
     told of the plan before its outputs are checked: that takes a while too, and may be interrupted; and of the best so
-    far where the search is given up, or nothing can be built or measured any more (KernelError, CostError).
+    far where the search is given up, or an error ends it.
 
     RewriteError if its outputs on random inputs differ from those of `mod`, which says where the plan is kept; errors
     of the rooms below as they are.
@@ -63,7 +63,7 @@ def optimize(
     with _stopped_by_ctrl_c(problem) if interruptible else nullcontext():
         try:
             result = search.run(problem, progress)
-        except (CostError, KernelError, KeyboardInterrupt):
+        except BaseException:  # hours of search shall not be lost, whatever ended them
             if problem.best.actions and on_plan is not None:
                 on_plan(problem.best.plan)
             raise
@@ -87,7 +87,9 @@ def unchecked_kept(write: Callable[[Plan], Path | None]) -> Iterator[Callable[[P
     told: list[Plan] = []
     try:
         yield told.append
-    except (KeyboardInterrupt, CostError, KernelError):
+    except RewriteError:  # its outputs were compared, and differ
+        raise
+    except BaseException:
         if told and (place := write(told[-1])) is not None:
             log.warning("outputs were not compared: the plan written to %s is unchecked", place)
         raise

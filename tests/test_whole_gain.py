@@ -20,7 +20,7 @@ from rlflow_tvm import compare, superoptimize
 from rlflow_tvm import optimize as command
 from rlflow_tvm.cost import CostModel, EndToEnd, KernelDatabase, RpcDevices, default_path, timer
 from rlflow_tvm.envs import RewriteProblem
-from rlflow_tvm.errors import CostError, KernelError, RewriteError
+from rlflow_tvm.errors import AgentError, CostError, KernelError, RewriteError
 from rlflow_tvm.ir import detach, num_inputs
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.passes import GraphState, Plan
@@ -261,8 +261,9 @@ def test_a_comparison_that_is_given_up_leaves_what_was_found(
         (False, CostError("no server to measure on"), CostError.exit_code),
         (True, KernelError("cannot be built"), KernelError.exit_code),
         (True, KeyboardInterrupt(), 130),
+        (True, AgentError("cannot act"), AgentError.exit_code),
     ],
-    ids=["not measured", "not measured, no file", "not built", "given up"],
+    ids=["not measured", "not measured, no file", "not built", "given up", "an agent's"],
 )
 def test_what_was_found_before_a_search_was_ended_is_written(
     asked: bool,
@@ -304,6 +305,10 @@ def test_the_plan_of_wrong_outputs_is_kept_for_the_report(
     monkeypatch.setenv("RLFLOW_TVM_HOME", str(tmp_path / "file"))
     with pytest.raises(RewriteError, match=r"which must not be used, is lost: .* cannot be written"):
         superoptimize.optimize(None, search, cost_model)
+    written: list[Plan] = []
+    with pytest.raises(RewriteError), superoptimize.unchecked_kept(written.append) as on_plan:
+        superoptimize.optimize(None, search, cost_model, on_plan=on_plan)
+    assert not written
 
 
 def test_modules_are_really_timed(found: SearchResult, cost_model: CostModel) -> None:

@@ -85,7 +85,7 @@ class Incumbent:
         if self._progress is not None:
             counted = math.isfinite(self.budget.steps)
             done, total = (self.spent, self.budget.steps) if counted else (self._secs, self.budget.secs)
-            self._progress(int(done), int(total), self.run_secs)
+            self._progress(int(done), int(total if math.isfinite(total) else done), self.run_secs)
 
     def result(self) -> SearchResult:
         """What was found; the last report says so too. The log is told of time that went mostly into measuring."""

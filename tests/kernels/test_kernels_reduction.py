@@ -9,8 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_checks import TARGET, check, graph, random_arrays, run
 from tvm import relax
+from tvm.error import InternalError
 
 from rlflow_tvm.kernels import extract_kernels, schedule_kernel
+from rlflow_tvm.kernels.llvm.reduction import Reduction
 
 op = relax.op
 LENGTHS = [1, 7, 16, 31, 64, 197, 300]
@@ -104,6 +106,22 @@ def test_what_follows_a_softmax_is_in_its_kernel(length: int) -> None:
 
     outcome = check(build, lambda x, y: softmax(x) * y, [(4, length), (4, length)])
     assert outcome.rules == ["reduction"]
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 64), (1, 33, 1, 64), (1, 3, 32, 32)])
+def test_an_image_by_its_own_statistics(shape: tuple[int, ...]) -> None:
+    """A scalar's block has no loops once a batch of one is left out."""
+    check(lambda x: op.subtract(x, op.mean(x)), lambda x: x - x.mean(), [shape], tolerance=1e-5)
+    check(lambda x: op.divide(x, op.std(x)), lambda x: x / x.std(), [shape], tolerance=1e-4)
+
+
+def test_a_rule_that_fails_a_check_of_tvms_leaves_the_kernel_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise InternalError("Check failed: block_realize == old_block_realize_.get()")
+
+    monkeypatch.setattr(Reduction, "apply", fails)
+    outcome = check(op.nn.softmax, softmax, [(4, 33)])
+    assert outcome.rules == ["fallback"]
 
 
 def test_index_of_the_greatest() -> None:

@@ -52,6 +52,13 @@ def test_seconds_are_kept(name, monkeypatch):
     assert {total for _, total in calls} == {12}
 
 
+def test_a_search_without_end_tells_how_far_it_is():
+    calls = []
+    result = make_search("greedy", budget=Budget()).run(problem_of(conv_net()), lambda *call: calls.append(call[:2]))
+    assert calls[-1] == (calls[-1][0],) * 2
+    assert result.env_steps > 0
+
+
 @pytest.mark.parametrize(("share", "budget", "told"), [(0.8, Budget(secs=12), True), (0.2, Budget(secs=12), False),
                                                     (0.8, Budget(steps=12), False)])  # fmt: skip
 def test_a_time_that_went_into_measuring_is_told(share, budget, told, monkeypatch, caplog):

@@ -175,8 +175,8 @@ def schedule_rest(sch: s_tir.Schedule, block: SBlockRV, loops: list[LoopRV], lan
 def _is_row_block(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """One store, parallel axes first, the store's indices the parallel axes in order."""
     stmt = sch.get(block)
-    kinds = block_kinds(sch, block)
-    if "O" in kinds or "RS" in kinds or len(stmt.writes) != 1 or len(stmt.iter_vars) != len(sch.get_loops(block)):
+    kinds, loops = block_kinds(sch, block), sch.get_loops(block)
+    if not loops or "O" in kinds or "RS" in kinds or len(stmt.writes) != 1 or len(stmt.iter_vars) != len(loops):
         return False
     spatial = [axis.var for axis, kind in zip(stmt.iter_vars, kinds, strict=True) if kind == "S"]
     region = stmt.writes[0].region

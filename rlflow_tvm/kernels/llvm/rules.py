@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tvm import s_tir, tirx
+from tvm.error import InternalError
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
@@ -41,8 +42,9 @@ def schedule(func: tirx.PrimFunc, target: Target) -> tuple[str, tirx.PrimFunc] |
     for name, rule in RULES.items():
         try:
             found = rule.apply(func, target, False)
-        except s_tir.ScheduleError:
-            # a primitive proves each of its steps and refuses the others: the kernel is none of this rule's
+        except (s_tir.ScheduleError, InternalError):
+            # a primitive proves each of its steps and refuses the others, or fails a check of TVM's own where it does
+            # not foresee a loop nest: the kernel is none of this rule's
             continue
         if found is not None:
             scheduled = cut_loops(found.mod["main"])
