@@ -156,6 +156,30 @@ def test_each_run_has_a_pace_of_its_own(clock):
     assert samples[:4] == pytest.approx([0.04, 0.02, 0.04, 0.02])
 
 
+@pytest.mark.parametrize(("secs", "between"), [(4e-3, 2), (6e-3, 1)], ids=["short", "long"])
+def test_a_short_run_is_timed_right_after_another(clock, secs, between):
+    """Not after the reference kernel, which leaves nothing of it in the private caches."""
+    done = ""
+
+    def compute(*_arguments):
+        nonlocal done
+        taken = 2 * secs if done.endswith("p") else secs  # without a processor at times
+        done += "r"
+        clock.had += secs
+        clock.passed += taken
+
+    def pace():
+        nonlocal done
+        done += "p"
+        return 1.0
+
+    (samples,), waited = rehearse([Part(compute, [((4,), F32)], (0,))], CPU, 0.0, pace)
+    assert done == ("rrp" + ("r" * between + "p") * 8) * 8
+    longer = 1 if between == 2 else 2
+    assert {round(each, 6) for each in samples} == {longer * secs}
+    assert waited == pytest.approx(longer, rel=0.02)
+
+
 @pytest.mark.parametrize(("every", "kept", "waited"), [(3, {0.02}, 1.0), (1, {0.04}, 2.0)], ids=["some", "all"])
 def test_interrupted_runs_are_left_out_where_there_are_others(clock, every, kept, waited):
     calls = []
