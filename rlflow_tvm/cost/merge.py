@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import tempfile
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from rlflow_tvm.cost.database import KernelDatabase
 from rlflow_tvm.cost.reference import rescaled
 from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY, TAKE_PLACE
+from rlflow_tvm.cost.scratch import scratch_folder
 from rlflow_tvm.errors import CostError
 
 _REFERENCES = f"""
@@ -56,7 +56,7 @@ def merge(database: KernelDatabase, path: str | os.PathLike[str]) -> Merged:
     Where both know the reference kernel of a target, its times there are reckoned to ours. The other file is not
     changed. CostError where it is missing, no database of ours, or damaged.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         copy = Path(folder) / Path(path).name
         _copy_database(Path(path), copy)
         try:

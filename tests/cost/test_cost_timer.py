@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ import pytest
 import tvm
 from cost_kernels import SCHEDULE, FakeKernel, add, endless, far_read, gather, matmul, quotient
 
-from rlflow_tvm.cost import KernelDatabase, KernelTimer, Measurement, bench, target_key
+from rlflow_tvm.cost import KernelDatabase, KernelTimer, Measurement, bench, target_key, worker_process
 from rlflow_tvm.cost.machine import cores, cpu_model
 from rlflow_tvm.cost.place import LinkError
 from rlflow_tvm.cost.rehearsal import Step
@@ -215,6 +217,22 @@ def test_what_the_machine_was_short_of_is_no_property_of_the_kernel(error, passi
     answer = worker._answer({"op": "launch"})
     assert answer["error_kind"] == "build"
     assert answer.get("passing", False) == passing
+
+
+def test_no_room_for_a_worker(target, monkeypatch, tmp_path):
+    """Not its kernels' fault, nor the interpreter's."""
+    with KernelTimer(target, schedule=SCHEDULE) as timer:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+        with pytest.raises(CostError, match=r"temporary files cannot be written .*TMPDIR"):
+            timer.time(add(4))
+        monkeypatch.undo()
+
+        def none_left():
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(worker_process, "Pipe", none_left)
+        with pytest.raises(CostError, match=r"did not start .*Too many open files.*ulimit"):
+            timer.time(add(4))
 
 
 def test_a_timeout_has_a_second_try(target, tmp_path, monkeypatch):
