@@ -286,7 +286,8 @@ def test_the_worker_forgets_the_oldest(target, monkeypatch, tmp_path):
     from rlflow_tvm.cost.place import Here
 
     monkeypatch.setattr(stage, "_MOST_KERNELS", 2)
-    held = stage.Stage(Bench(target, schedule_named(SCHEDULE), Here(target), LocalCaches(target)))
+    bench = Bench(target, schedule_named(SCHEDULE), Here(target), LocalCaches(target))
+    held = stage.Stage(bench)
     for name in ("a", "b"):
         held.build(name, add(4))
     assert held.missing(["a"]) == []  # used last
@@ -295,6 +296,15 @@ def test_the_worker_forgets_the_oldest(target, monkeypatch, tmp_path):
     assert held.build("a", add(6)) is held.build("a", add(4))
     times = held.rehearse([("a", (0, 1, 2)), ("c", (2, 3, 4))], {"x": [0], "y": [1]})
     assert set(times) == {"x", "y"}
+
+    held, large = stage.Stage(bench), ["a", "b", "c"]  # but not those of a graph that has more
+    for size, name in enumerate(held.missing(large), start=4):
+        held.build(name, add(size))
+    assert held.missing(large) == []
+    assert held.rehearse([(name, (0, 1, 2)) for name in large], {"x": [0, 1, 2]})["x"]["run_secs"] > 0
+    assert held.missing(["d"]) == ["d"]
+    held.build("d", add(9))
+    assert held.missing([*large, "d"]) == ["a", "b"]
 
 
 def test_a_graph_is_timed_as_a_whole(target, monkeypatch):
