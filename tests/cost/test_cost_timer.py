@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -176,6 +177,17 @@ def test_a_worker_that_is_killed_is_no_property_of_the_kernel(target, tmp_path):
         assert database.get("a", target_key(target), version) is None
 
 
+@pytest.mark.parametrize("in_graph", [False, True], ids=["alone", "in a graph"])
+def test_what_a_worker_dies_of_may_be_an_earlier_kernel(target, in_graph):
+    """Another one has a try."""
+    with KernelDatabase(":memory:") as database:
+        with KernelTimer(target, database, schedule="cost_kernels:abort_later") as timer:
+            for kernel in (FakeKernel(add(4), "a"), FakeKernel(add(5), "b")):
+                steps = (Step(kernel.func, kernel.key, "", (0, 1, 2)),)
+                (measurement,) = timer.measure([kernel], None, (lambda s=steps: s) if in_graph else None)
+                assert measurement.ok
+
+
 @pytest.mark.parametrize(
     ("number", "killed"),
     [
@@ -233,6 +245,14 @@ def test_no_room_for_a_worker(target, monkeypatch, tmp_path):
         monkeypatch.setattr(worker_process, "Pipe", none_left)
         with pytest.raises(CostError, match=r"did not start .*Too many open files.*ulimit"):
             timer.time(add(4))
+
+
+def test_a_target_that_this_machine_cannot_run():
+    other = "aarch64-linux-gnu" if platform.machine() == "x86_64" else "x86_64-linux-gnu"
+    target = tvm.target.Target({"kind": "llvm", "mtriple": other, "num-cores": 1})
+    with KernelTimer(target) as timer, pytest.raises(CostError, match=r"this machine cannot run .*--rpc") as raised:
+        timer.time(add(4))
+    assert "\n" not in str(raised.value)
 
 
 def test_a_timeout_has_a_second_try(target, tmp_path, monkeypatch):
