@@ -174,11 +174,12 @@ class KernelDatabase:
         """What is held, by target and version."""
         with self._guarded():
             rows = self._connection.execute(
-                "SELECT m.target, m.version, count(*), sum(m.confirmed), sum(m.error IS NOT NULL),"
-                " sum(coalesce(m.slowdown, 1) > ?),"
-                " (SELECT count(*) FROM tuned_schedule AS t WHERE t.target = m.target AND t.version = m.version),"
-                " min(m.measured_at), max(m.measured_at)"
-                " FROM measurement AS m GROUP BY m.target, m.version ORDER BY max(m.measured_at)",
+                "SELECT target, version, sum(1 - tuned), sum(confirmed), sum(failed), sum(disturbed), sum(tuned),"
+                " min(at), max(at) FROM"
+                " (SELECT target, version, confirmed, error IS NOT NULL AS failed,"
+                " coalesce(slowdown, 1) > ? AS disturbed, 0 AS tuned, measured_at AS at FROM measurement"
+                " UNION ALL SELECT target, version, 0, 0, 0, 1, tuned_at FROM tuned_schedule)"
+                " GROUP BY target, version ORDER BY max(at)",
                 (DISTURBED,),
             ).fetchall()
         return [Holding(*row) for row in rows]
