@@ -58,6 +58,7 @@ def merge(database: KernelDatabase, path: str | os.PathLike[str]) -> Merged:
     """
     with scratch_folder() as folder:
         copy = Path(folder) / Path(path).name
+        check_there(path)
         _copy_database(Path(path), copy)
         try:
             with KernelDatabase(copy) as other:  # which brings it to the present schema
@@ -79,10 +80,14 @@ def merge(database: KernelDatabase, path: str | os.PathLike[str]) -> Merged:
     return Merged(added, changed - added, total - changed)
 
 
+def check_there(path: str | os.PathLike[str]) -> None:
+    """CostError where there is no file to merge."""
+    if not Path(path).is_file():
+        raise CostError(f"{path} cannot be merged (no such file): give the path of a kernel database")
+
+
 def _copy_database(source: Path, copy: Path) -> None:
     """A copy of a database that may be in use."""
-    if not source.is_file():
-        raise CostError(f"{source} cannot be merged (no such file): give the path of a kernel database")
     try:
         with closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as theirs:
             with closing(sqlite3.connect(copy)) as ours:

@@ -232,3 +232,6 @@ def test_the_command(tmp_path):
         failed = command(*wrong)
         assert (failed.returncode, failed.stderr.count("\n")) == (code, 1), failed.stderr
         assert words in failed.stderr
+    new = tmp_path / "new" / "k.sqlite"
+    assert command("merge", other, tmp_path / "no.sqlite", "--database", new).returncode == 1
+    assert not new.parent.exists()
