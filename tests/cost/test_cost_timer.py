@@ -333,17 +333,20 @@ def test_a_target_has_the_key_that_it_had_where_it_sets_nothing_unusual():
 
 
 def test_times_of_some_processors_are_not_those_of_all(monkeypatch, tmp_path):
-    """As under taskset. Where all are used the key is what it was when it did not look."""
+    """As under taskset, or on a smaller machine with such processors."""
     bare, told = tvm.target.Target("llvm"), tvm.target.Target({"kind": "llvm", "num-cores": 4})
     monkeypatch.setattr("rlflow_tvm.processors._CONTROL_GROUP", tmp_path)  # where none bounds them
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1, 2, 3}, raising=False)
     before, told_before = target_key(bare), target_key(told)
-    assert "num-cores" not in before
+    assert f"num-cores={cores(bare)};" in before
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0}, raising=False)
     assert f"num-cores={cores(bare)};" in target_key(bare)
-    assert target_key(bare).replace("num-cores=1;", "") == before
+    assert target_key(bare) == before.replace("num-cores=4;", "num-cores=1;")
     assert target_key(told) == told_before
+    one = target_key(bare)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert target_key(bare) == one != before
 
 
 def test_cores():
