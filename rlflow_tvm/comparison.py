@@ -11,7 +11,6 @@ itself: the file may hold what any import would fold, such as batch norms.
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
@@ -35,7 +34,7 @@ from rlflow_tvm.comparison_figures import (
     summary,
     tuned_name,
 )
-from rlflow_tvm.cost import Candidate, export_library, measure_interleaved
+from rlflow_tvm.cost import Candidate, export_library, measure_interleaved, scratch_folder
 from rlflow_tvm.errors import CostError, RewriteError, UsageError
 from rlflow_tvm.frontend import random_inputs, save_onnx, to_onnx, zoo
 from rlflow_tvm.kernels import BY_SHAPE, TUNED_RULE, Choices, Lowering, explain, num_cores, pipeline, vector_lanes
@@ -139,7 +138,7 @@ def compare(
     check(against, target, zoo_name)
     plain = unsearched(original, vector_lanes(target)) if plain is None else plain
     inputs = list(random_inputs(original, seed).values())
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         candidates = _built(Path(folder), original, searched, plain, target, TVM_DEFAULT in against, choices, progress)
         if ONNXRUNTIME in against:
             candidates[ONNXRUNTIME] = Candidate("onnx", onnx_file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,7 +13,7 @@ import tvm
 from tvm import relax
 from tvm.relax.utils import copy_with_new_vars
 
-from rlflow_tvm.cost import link_library
+from rlflow_tvm.cost import link_library, scratch_folder
 from rlflow_tvm.errors import CostError, RewriteError
 from rlflow_tvm.kernels import Lowering
 from rlflow_tvm.passes import GraphState, RewriteAction, RewriteRule, RuleSet
@@ -94,7 +93,7 @@ def _run(mod: tvm.IRModule, target: tvm.target.Target, arguments: list[tvm.runti
     """What `main` gives. Linked, where there is a compiler to do it: what is compiled in place LLVM optimises whatever
     the target says, which takes four times as long for thousands of functions that are called once."""
     executable = tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("default_build"))
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         path = Path(folder) / "checked.so"
         try:
             link_library(executable, path)

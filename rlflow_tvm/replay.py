@@ -40,7 +40,8 @@ def compile(
     operator has several implementations, the times found there decide, and kernels that were tuned with success have
     their tuned schedules; nothing is measured. `rpc_key`: take the times that were measured on RPC
     machines under this key, not those of this machine. Without `database` a heuristic decides. CostError where there
-    is no such file, or it is no such database.
+    is no such file, or it is no such database, or a GPU's times are asked for that is not here, by whose name they are
+    kept.
     """
     target = as_target(target)
     if database is None:
@@ -49,6 +50,11 @@ def compile(
 
     if not Path(database).is_file():  # which opening it would make
         raise CostError(f"{database}: no such kernel database: run a search first, or give the path of one")
+    if rpc_key is None and target.kind.name == "cuda" and not tvm.cuda().exist:
+        raise CostError(
+            f"{database}: which of its times are a GPU's cannot be told where that GPU is not, as they are kept by its "
+            "name: compile where it is, leave out database, or give the rpc_key that they were measured under"
+        )
     remote = None if rpc_key is None else RpcDevices("", 0, rpc_key)  # never asked
     with KernelDatabase(database) as known, KernelTimer(target, known, remote=remote) as timer:
         choices = Choices(MeasuredChoice(timer, measure=False), TunedSchedules(timer))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from rlflow_tvm.cost import (
     default_path,
     export_library,
     measure_interleaved,
+    scratch_folder,
 )
 from rlflow_tvm.envs import ENVIRONMENTS, RewriteProblem
 from rlflow_tvm.errors import AgentError, CostError, KernelError, PlanError, RewriteError
@@ -161,7 +161,7 @@ def _timed(
     """Whole modules of the states, built with measured choices and timed in turns; CostError where they cannot be."""
     modules = {name: with_weights(state) for name, state in states.items()}
     target, choices = cost_model.target, cost_model.choices
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         candidates = {
             name: export_library(mod, target, Path(folder) / f"{name}.so", pipeline(target, choices))
             for name, mod in modules.items()

@@ -89,6 +89,15 @@ def test_compile_makes_no_database(mod, tmp_path):
     assert not path.parent.exists()
 
 
+def test_a_gpus_times_are_not_found_without_it(mod, tmp_path, monkeypatch):
+    """They are kept by its name."""
+    with KernelDatabase(tmp_path / "kernels.sqlite") as database:
+        monkeypatch.setattr(tvm, "cuda", lambda: SimpleNamespace(exist=False))
+        with pytest.raises(CostError, match="leave out database") as raised:
+            rl.compile(mod, {"kind": "cuda", "arch": "sm_90"}, database=database.path)
+    assert "\n" not in str(raised.value)
+
+
 def test_graph_cost_gives_every_metric(mod):
     cost = rl.graph_cost(mod, TARGET)
     assert 0 < cost.launch_secs < cost.run_secs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -336,6 +337,19 @@ def test_nothing_is_timed_for_other_machines(found: SearchResult) -> None:
 def test_nothing_is_timed_where_nothing_changed(cost_model: CostModel) -> None:
     same = SimpleNamespace(state=SimpleNamespace(actions=()))
     assert keep_if_not_slower(same, cost_model) == (same, None)
+
+
+def test_without_room_for_the_modules_it_is_told(
+    found: SearchResult,
+    cost_model: CostModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with caplog.at_level(logging.WARNING, "rlflow_tvm"):
+        assert keep_if_not_slower(found, cost_model) == (found, None)
+    assert "was not measured: temporary files cannot be written" in caplog.text
 
 
 def test_without_a_compiler_it_is_told(

@@ -16,6 +16,7 @@ from rlflow_tvm.cost.quiet import QuietMachine
 from rlflow_tvm.cost.ratio import LEAST_ROUNDS, Ratio, ratio_json
 from rlflow_tvm.cost.roofline import Roofline, export_peak, measure_roofline, peak_flops
 from rlflow_tvm.cost.rpc import RpcDevices
+from rlflow_tvm.cost.scratch import scratch_folder
 from rlflow_tvm.cost.temperature import Temperatures
 from rlflow_tvm.cost.timer import KernelTimer
 from rlflow_tvm.cost.tuned import TunedSchedules
@@ -60,6 +61,7 @@ __all__ = [
     "measure_roofline",
     "peak_flops",
     "ratio_json",
+    "scratch_folder",
     "target_key",
     "tune",
 ]

@@ -13,7 +13,7 @@ import typer
 
 from rlflow_tvm import cli
 from rlflow_tvm.cost.database import KernelDatabase, default_path
-from rlflow_tvm.cost.merge import merge
+from rlflow_tvm.cost.merge import check_there, merge
 from rlflow_tvm.errors import CostError, UsageError
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ def merge_into(
     """Take what OTHERS hold into a database: seconds rather than errors, times measured twice, then later ones."""
     path = default_path() if database is None else database
     for other in others:
-        if path.exists() and other.exists() and other.samefile(path):
+        check_there(other)  # before a database is made
+        if path.exists() and other.samefile(path):
             raise UsageError(f"{other}: is the database that is merged into")
     with KernelDatabase(path) as opened:
         for other in others:

@@ -56,12 +56,12 @@ def link_library(executable: tvm.runtime.Executable, path: str | os.PathLike[str
     started = time.monotonic()
     try:
         executable.export_library(str(path))
+        link_secs = time.monotonic() - started
+        with open(path, "rb") as library:
+            os.fsync(library.fileno())  # else hundreds of megabytes are being stored while the model is timed
     except (RuntimeError, OSError) as error:
         last = str(error).strip().splitlines()[-1]
         raise CostError(f"cannot link {path} ({last}): check the C++ compiler {cc.get_cc()} and the disk") from error
-    link_secs = time.monotonic() - started
-    with open(path, "rb") as library:
-        os.fsync(library.fileno())  # else hundreds of megabytes are being stored while the model is timed
     return Candidate("tvm", path, kernels=_launches(executable), link_secs=link_secs)
 
 

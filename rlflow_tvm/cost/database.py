@@ -64,22 +64,29 @@ def default_path() -> Path:
 class KernelDatabase:
     """Measurements and tuned schedules by (kernel key, target key, pipeline version) in the file `path`.
 
-    ":memory:" lives in memory only. A file of an earlier schema version is brought to the present one.
+    ":memory:" lives in memory only. A file of an earlier schema version is brought to the present one. One that cannot
+    be written, as its disk is read-only, is read; what would write to it is a CostError.
 
     Folders on the way are made. CostError, naming file and remedy, when the file is no database, is damaged, has
-    another schema version or cannot be written; a file is never deleted or overwritten.
+    another schema version or cannot be made; a file is never deleted or overwritten.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = str(path)
-        if self.path != ":memory:":
+        self.path = str(path) if str(path) == ":memory:" else os.path.realpath(path)  # wherever this process goes
+        logged = os.path.exists(f"{self.path}-wal")  # or SQLite makes a log, where it can
+        writable = os.access(self.path, os.W_OK) and (logged or os.access(os.path.dirname(self.path), os.W_OK))
+        self._reads_only = os.path.isfile(self.path) and not writable
+        if self.path != ":memory:" and not self._reads_only:
             try:
                 Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise self._unusable(error) from error
         with self._guarded():
+            name = self.path
+            if self._reads_only:  # "immutable": no log is made to read
+                name = f"{Path(self.path).as_uri()}?mode=ro{'' if logged else '&immutable=1'}"
             # isolation_level=None: each statement is its own transaction, so a returned put is a committed one.
-            self._connection = sqlite3.connect(self.path, timeout=_BUSY_SECS, isolation_level=None)
+            self._connection = sqlite3.connect(name, timeout=_BUSY_SECS, isolation_level=None, uri=self._reads_only)
         self._seen = 0
         try:
             with self._guarded():
@@ -174,11 +181,12 @@ class KernelDatabase:
         """What is held, by target and version."""
         with self._guarded():
             rows = self._connection.execute(
-                "SELECT m.target, m.version, count(*), sum(m.confirmed), sum(m.error IS NOT NULL),"
-                " sum(coalesce(m.slowdown, 1) > ?),"
-                " (SELECT count(*) FROM tuned_schedule AS t WHERE t.target = m.target AND t.version = m.version),"
-                " min(m.measured_at), max(m.measured_at)"
-                " FROM measurement AS m GROUP BY m.target, m.version ORDER BY max(m.measured_at)",
+                "SELECT target, version, sum(1 - tuned), sum(confirmed), sum(failed), sum(disturbed), sum(tuned),"
+                " min(at), max(at) FROM"
+                " (SELECT target, version, confirmed, error IS NOT NULL AS failed,"
+                " coalesce(slowdown, 1) > ? AS disturbed, 0 AS tuned, measured_at AS at FROM measurement"
+                " UNION ALL SELECT target, version, 0, 0, 0, 1, tuned_at FROM tuned_schedule)"
+                " GROUP BY target, version ORDER BY max(at)",
                 (DISTURBED,),
             ).fetchall()
         return [Holding(*row) for row in rows]
@@ -259,6 +267,8 @@ class KernelDatabase:
     def _open(self) -> None:
         execute = self._connection.execute
         self._check_ours()
+        if self._reads_only:
+            return
         if self.path != ":memory:":
             self._enter_wal()
             execute("PRAGMA synchronous = NORMAL")
@@ -289,6 +299,11 @@ class KernelDatabase:
                 f"kernel database {self.path} has schema version {version}, this program reads {SCHEMA_VERSION}: "
                 "move the file away (it is measured again) or set RLFLOW_TVM_HOME to another folder"
             )
+        if version != SCHEMA_VERSION and self._reads_only:
+            raise CostError(
+                f"kernel database {self.path} has schema version {version}, and cannot be brought to {SCHEMA_VERSION} "
+                "as it is read-only: copy it to where it can be written, and name that file"
+            )
 
     def _enter_wal(self) -> None:
         """Switch the file to write-ahead logging, which asks for it alone and, unlike all else, does not wait."""
@@ -314,6 +329,11 @@ class KernelDatabase:
             raise self._unusable(error) from error
 
     def _unusable(self, error: Exception) -> CostError:
+        if self._reads_only and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY:
+            return CostError(
+                f"kernel database {self.path} can only be read: make the file and its folder writable, or set "
+                "RLFLOW_TVM_HOME to a folder that is"
+            )
         return CostError(
             f"kernel database {self.path} cannot be used ({error}): move the file away (it is measured again), "
             "free or unlock its disk, or set RLFLOW_TVM_HOME to another folder"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from rlflow_tvm.cost.machine import cores
 from rlflow_tvm.cost.metrics import static_shape
 from rlflow_tvm.cost.operands import plain_array
 from rlflow_tvm.cost.runner import read_arrays, write_arrays
+from rlflow_tvm.cost.scratch import scratch_folder, scratch_written
 from rlflow_tvm.cost.worker_process import WorkerCrashError, WorkerProcess, WorkerTimeoutError
 from rlflow_tvm.errors import CostError
 from rlflow_tvm.ir import num_inputs
@@ -85,7 +85,7 @@ def measure_module(
     `inputs`: normal floats and zeros if not given. Give the `choices` of the `CostModel` whose costs it is to be held
     against. `turn` is entered while it is timed (`KernelTimer.in_turn`).
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         candidate = export_library(mod, target, Path(folder) / "model.so", pipeline(target, choices))
         given = _plain_inputs(mod) if inputs is None else inputs
         with turn or nullcontext():
@@ -133,7 +133,7 @@ class Runners:
         self._threads = threads or usable_processors()
         self._timeout_secs = timeout_secs
         self._runners: dict[str, _Runner] = {}
-        self._compiled = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # its helpers may write to the last
+        self._compiled = scratch_folder(ignore_cleanup_errors=True)  # its helpers may write to the last
 
     def measure(
         self,
@@ -147,9 +147,10 @@ class Runners:
             raise CostError(f"{rounds} rounds measure nothing: give at least 1")
         if any(c.kind == "onnx" for c in candidates.values()) and find_spec("onnxruntime") is None:
             raise CostError("ONNX Runtime is not installed: pip install onnxruntime, or compare against TVM only")
-        with tempfile.TemporaryDirectory() as name:
+        with scratch_folder() as name:
             folder = Path(name)
-            write_arrays(folder / "inputs.npz", list(inputs))
+            with scratch_written():
+                write_arrays(folder / "inputs.npz", list(inputs))
             runners = {}
             for index, (name, candidate) in enumerate(candidates.items()):
                 if name not in self._runners:
@@ -158,7 +159,8 @@ class Runners:
                 given = folder / "inputs.npz"
                 if candidate.inputs is not None:
                     given = folder / f"inputs{index}.npz"
-                    write_arrays(given, list(candidate.inputs))
+                    with scratch_written():
+                        write_arrays(given, list(candidate.inputs))
                 runners[name].load(candidate, given, folder / f"outputs{index}.npz")
             times: dict[str, list[tuple[float, ...]]] = {name: [] for name in candidates}
             for turn in range(rounds):

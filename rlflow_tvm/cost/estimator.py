@@ -13,6 +13,7 @@ from rlflow_tvm.cost.known_times import known_as
 from rlflow_tvm.cost.learned import LEAST_SAMPLES, LearnedCost, Prediction, Sample
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.rehearsal import Rehearsal
+from rlflow_tvm.cost.schema import ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.cost.timer import KernelTimer
 from rlflow_tvm.errors import CostError, KernelError
 from rlflow_tvm.kernels import Kernel
@@ -49,7 +50,8 @@ class KernelEstimator:
     """Gives each kernel a measurement, or a prediction where `policy` allows one; learns from what is measured.
 
     The model is read from beside the database, or trained on what the database holds for this target and this version
-    of the kernels, and trained again once that has grown by a quarter. Without a database nothing is predicted.
+    of the kernels, and trained again once that has grown by a quarter, or what it was trained on is gone. Without a
+    database nothing is predicted.
     """
 
     def __init__(self, timer: KernelTimer, policy: PredictionPolicy = MEASURED) -> None:
@@ -125,6 +127,11 @@ class KernelEstimator:
                 self._model = LearnedCost.load(path, self.timer.target_key, self.timer.graph_version)
             except CostError as error:
                 log.warning("%s", error)  # which is done below
+        if self._model is not None and _is_gone(self._model, held, self.timer):
+            self._model = None
+            if path is not None:
+                with suppress(OSError):  # then it is found gone again
+                    path.unlink()
         if held >= LEAST_SAMPLES and (self._model is None or held >= _GROWTH * self._model.trained_on):
             self._model = train_model(self.timer)
             if path is not None:
@@ -140,9 +147,23 @@ def train_model(timer: KernelTimer) -> LearnedCost:
     if timer.database is None:
         raise CostError("there is no kernel database to learn from: give one")
     rows = timer.database.samples(timer.target_key, timer.graph_version)
-    model = LearnedCost.fit([Sample(*row) for row in rows], timer.target_key, timer.graph_version)
+    samples = [Sample(*row) for row in rows]
+    model = LearnedCost.fit(samples, timer.target_key, timer.graph_version, usual_secs=_usual_secs(timer))
     log.info("learned cost model trained on %d kernels", model.trained_on)
     return model
+
+
+def _is_gone(model: LearnedCost, held: int, timer: KernelTimer) -> bool:
+    """Whether the times that a model has learned from are no longer those of the database, which holds `held`: they
+    were dropped, or it is another file in the place of one that was moved away."""
+    return held < model.trained_on or model.usual_secs != _usual_secs(timer)
+
+
+def _usual_secs(timer: KernelTimer) -> float | None:
+    """The reference kernel's, as the database has it."""
+    assert timer.database is not None, "there are times to learn from"
+    stored = timer.database.get(REFERENCE_KEY, timer.target_key, ONCE_VERSION)
+    return None if stored is None else stored.run_secs
 
 
 def learned_path(database: str, target_key: str, version: str) -> Path | None:

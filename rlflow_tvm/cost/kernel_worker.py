@@ -22,10 +22,11 @@ from rlflow_tvm.errors import CostError
 
 _WORKER = "rlflow_tvm.cost.worker"
 _START_LIMIT_SECS = 120.0
+DEFAULT_SCHEDULE = "rlflow_tvm.kernels:schedule_kernel"
 
 Request = Mapping[str, Any]
 Answer = dict[str, Any]
-End = Literal["done", "timeout", "killed", "lost"]
+End = Literal["done", "timeout", "killed", "crash", "lost"]
 
 
 class Workers(Protocol):
@@ -34,8 +35,9 @@ class Workers(Protocol):
     def answers(self, requests: Sequence[Request], limit_secs: float, tries: int = 1) -> Generator[tuple[int, Answer]]:
         """(number, answer) of each request as it comes, once each; what failed is {"error", "error_kind"}.
 
-        A request that took longer than `limit_secs`, or whose worker was killed, is made `tries` times. What was
-        killed, or failed for want of memory or disk, has "passing" in its answer: it says nothing of the kernel.
+        A request that took longer than `limit_secs`, or whose worker died, is made `tries` times, each in another
+        worker: that which dies may have been spoilt by what it ran before. What was killed from outside, or failed for
+        want of memory or disk, has "passing" in its answer: it says nothing of the kernel.
         CostError when nothing can be measured.
         """
 
@@ -49,7 +51,7 @@ class Attempts:
     def __init__(self, tries: int) -> None:
         self._ended: Counter[End] = Counter()
         # one server may have died by itself: that of which two die is the kernel
-        self._enough: dict[End, int] = {"done": 1, "timeout": tries, "killed": tries, "lost": 2}
+        self._enough: dict[End, int] = {"done": 1, "timeout": tries, "killed": tries, "crash": tries, "lost": 2}
 
     def final(self, end: End) -> bool:
         """Whether, having ended in this way too, it is not to be tried again."""
@@ -81,7 +83,7 @@ class KernelWorker:
         except WorkerKilledError as error:
             return "killed", {"error": str(error), "error_kind": "crash", "passing": True}
         except WorkerCrashError as error:
-            return "done", {"error": str(error), "error_kind": "crash"}
+            return "crash", {"error": str(error), "error_kind": "crash"}
         if "lost" in answer:
             return "lost", {"error": f"it ended the sessions of two servers ({answer['lost']})", "error_kind": "crash"}
         return "done", answer
@@ -98,6 +100,11 @@ class KernelWorker:
         except WorkerKilledError:
             raise
         except (WorkerCrashError, WorkerTimeoutError) as error:
+            if self._schedule == DEFAULT_SCHEDULE and self._remote is None:
+                raise CostError(
+                    f"this machine cannot run code for target {self._target} ({error}): "
+                    "measure on one that can (--rpc), or give another mcpu"
+                ) from error
             raise CostError(
                 f"the measuring worker cannot use schedule {self._schedule!r} and target {self._target} ({error}): "
                 'give the schedule as "module:function", importable in a new process'

@@ -15,7 +15,7 @@ import numpy as np
 
 from rlflow_tvm.errors import CostError
 
-FORMAT = "rlflow_tvm.learned_cost/1"
+FORMAT = "rlflow_tvm.learned_cost/2"
 LEAST_SAMPLES = 50
 _MEMBERS = 8
 _ROUNDS = 250
@@ -73,16 +73,23 @@ class LearnedCost:
         trained_on: int,
         target_key: str,
         version: str,
+        usual_secs: float | None = None,
     ) -> None:
         self._names = tuple(names)
         self._boosters = list(boosters)
         self._scale = scale
         self.trained_on = trained_on
         self.target_key, self.version = target_key, version
+        self.usual_secs = usual_secs
 
     @staticmethod
-    def fit(samples: Sequence[Sample], target_key: str, version: str, seed: int = 0) -> LearnedCost:
-        """Train on `samples`, all of this target and version; CostError for fewer than `LEAST_SAMPLES` of them."""
+    def fit(
+        samples: Sequence[Sample], target_key: str, version: str, seed: int = 0, usual_secs: float | None = None
+    ) -> LearnedCost:
+        """Train on `samples`, all of this target and version; CostError for fewer than `LEAST_SAMPLES` of them.
+
+        `usual_secs`: the reference kernel's, to whose speed the samples' are reckoned.
+        """
         import xgboost
 
         if len(samples) < LEAST_SAMPLES:
@@ -108,7 +115,8 @@ class LearnedCost:
             boosters.append(xgboost.train(parameters, data, num_boost_round=_ROUNDS))
             left_out = xgboost.DMatrix(matrix[~learnt], feature_names=names)
             unseen[member, ~learnt] = boosters[-1].predict(left_out)
-        return LearnedCost(names, boosters, _scale(unseen, labels), len(samples), target_key, version)
+        scale = _scale(unseen, labels)
+        return LearnedCost(names, boosters, scale, len(samples), target_key, version, usual_secs)
 
     def predict(self, kernels: Sequence[tuple[Mapping[str, float], str]]) -> list[Prediction]:
         """A prediction for each of `kernels`: (features, temperatures)."""
@@ -132,6 +140,7 @@ class LearnedCost:
             "format": FORMAT,
             "target": self.target_key,
             "version": self.version,
+            "usual_secs": self.usual_secs,
             "names": self._names,
             "scale": self._scale,
             "trained_on": self.trained_on,
@@ -172,6 +181,7 @@ class LearnedCost:
                 int(content["trained_on"]),
                 target_key,
                 version,
+                content["usual_secs"],
             )
         except (OSError, ValueError, KeyError, TypeError, xgboost.core.XGBoostError) as error:
             raise CostError(f"{path}: no learned cost model ({str(error).splitlines()[0]}): train it again") from error

@@ -40,9 +40,10 @@ def target_key(target: Target, rpc_key: str | None = None) -> str:
 
     The host's name is in it because two machines may compile for the same `mcpu` and yet run at other speeds. The name
     of other machines is the key under which a tracker lists them. Where the target does not say how many cores there
-    are, those that are used here are in it if they are not all of them, as under taskset.
+    are, those that are used here are in it: machines with the same processors have more or fewer of them.
     """
     attrs = target.attrs
+    computes_here = target.kind.name == "llvm" and rpc_key is None
     # A feature list means the same in any order, so it is sorted.
     mattr = ",".join(sorted(str(feature) for feature in attrs.get("mattr") or ()))
     fields = {
@@ -51,18 +52,13 @@ def target_key(target: Target, rpc_key: str | None = None) -> str:
         "arch": str(attrs.get("arch", "")),
         "mattr": mattr,
         "mtriple": str(attrs.get("mtriple", "")),
-        "num-cores": str(attrs.get("num-cores") or ("" if rpc_key is not None else _some_cores(target))),
+        "num-cores": str(attrs.get("num-cores") or (usable_processors() if computes_here else "")),
         "opt-level": str(attrs.get("opt-level", "")),
         **{name: str(attrs[name]) for name in _CODE if attrs.get(name) and attrs[name] != _USUAL.get(name)},
         "device": str(device_of(target).device_name) if target.kind.name != "llvm" and rpc_key is None else "",
         "host": cpu_model() if rpc_key is None else f"rpc:{rpc_key}",
     }
     return ";".join(f"{name}={value}" for name, value in fields.items() if value)
-
-
-def _some_cores(target: Target) -> str:
-    """How many cores a target that does not say it has here, if not all; a GPU's kernels do not ask for them."""
-    return "" if target.kind.name != "llvm" or usable_processors() == os.cpu_count() else str(usable_processors())
 
 
 def device_of(target: Target) -> tvm.runtime.Device:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import tempfile
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from rlflow_tvm.cost.database import KernelDatabase
 from rlflow_tvm.cost.reference import rescaled
 from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY, TAKE_PLACE
+from rlflow_tvm.cost.scratch import scratch_folder
 from rlflow_tvm.errors import CostError
 
 _REFERENCES = f"""
@@ -56,8 +56,9 @@ def merge(database: KernelDatabase, path: str | os.PathLike[str]) -> Merged:
     Where both know the reference kernel of a target, its times there are reckoned to ours. The other file is not
     changed. CostError where it is missing, no database of ours, or damaged.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         copy = Path(folder) / Path(path).name
+        check_there(path)
         _copy_database(Path(path), copy)
         try:
             with KernelDatabase(copy) as other:  # which brings it to the present schema
@@ -79,10 +80,14 @@ def merge(database: KernelDatabase, path: str | os.PathLike[str]) -> Merged:
     return Merged(added, changed - added, total - changed)
 
 
+def check_there(path: str | os.PathLike[str]) -> None:
+    """CostError where there is no file to merge."""
+    if not Path(path).is_file():
+        raise CostError(f"{path} cannot be merged (no such file): give the path of a kernel database")
+
+
 def _copy_database(source: Path, copy: Path) -> None:
     """A copy of a database that may be in use."""
-    if not source.is_file():
-        raise CostError(f"{source} cannot be merged (no such file): give the path of a kernel database")
     try:
         with closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as theirs:
             with closing(sqlite3.connect(copy)) as ours:

@@ -14,7 +14,7 @@ from rlflow_tvm.cost.metrics import kernel_buffers
 from rlflow_tvm.cost.operands import divisors
 from rlflow_tvm.cost.rehearsal import Part, call_secs, rehearse, summary
 
-_MOST_KERNELS = 1024
+_MOST_KERNELS = 1024  # or those of two graphs like the last
 
 
 class Stage:
@@ -23,10 +23,12 @@ class Stage:
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self._built: OrderedDict[str, tuple[tvm.runtime.Module, tirx.PrimFunc, frozenset[int]]] = OrderedDict()
+        self._most = _MOST_KERNELS
         self._call_secs: float | None = None
 
     def missing(self, keys: Sequence[str]) -> list[str]:
-        """Those that would have to be built; the others are kept for longest."""
+        """Those that would have to be built; the others are kept for longest, and there will be room for all."""
+        self._most = max(_MOST_KERNELS, 2 * len(set(keys)))
         for key in keys:
             if key in self._built:
                 self._built.move_to_end(key)
@@ -36,7 +38,7 @@ class Stage:
         """`func`, scheduled and loaded, known as `key` here: now, or before."""
         if key not in self._built:
             self._built[key] = self._bench.build(func), func, divisors(func)
-            while len(self._built) > _MOST_KERNELS:
+            while len(self._built) > self._most:
                 self._built.popitem(last=False)
         return self._built[key][0]
 

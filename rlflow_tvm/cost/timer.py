@@ -18,7 +18,7 @@ from tvm import tirx
 from rlflow_tvm.cost.calibration import CALM, Moment, Patience, Told
 from rlflow_tvm.cost.database import KernelDatabase
 from rlflow_tvm.cost.description import Descriptions
-from rlflow_tvm.cost.kernel_worker import Answer, LocalWorkers, Request, Workers
+from rlflow_tvm.cost.kernel_worker import DEFAULT_SCHEDULE, Answer, LocalWorkers, Request, Workers
 from rlflow_tvm.cost.known_times import KnownTimes, MeasurableKernel, TimedKernel, known_as
 from rlflow_tvm.cost.machine import check_device, check_remote, target_key
 from rlflow_tvm.cost.measurement import Measurement
@@ -30,10 +30,9 @@ from rlflow_tvm.cost.rpc import RpcDevices
 from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.errors import CostError
 
-DEFAULT_SCHEDULE = "rlflow_tvm.kernels:schedule_kernel"
 # Of measuring, alone and in a graph: part of the versions, as times of different methods are not to be added up.
 _METHOD = 5
-_GRAPH_METHOD = "graph6"
+_GRAPH_METHOD = "graph7"
 _TRIES = 2  # a busy machine makes timeouts too: what is remembered for good has happened twice
 _ONCE_LIMIT_SECS = 60.0
 _PAUSE_SECS = 2.0  # after an uneasy moment
@@ -53,9 +52,9 @@ class KernelTimer:
     in its graph, or alone with its operands as warm as the kernel says. What is known already, from memory or
     `database`, is not measured again; a kernel that failed is not tried again either, unless its worker was killed from
     outside or the machine was short of memory or disk, which is not stored. A kernel, or a graph of them, that takes
-    too long, or whose worker is killed, has a second try, as has one whose server is lost: the second that it takes is
-    a "crash". `version` names what the times depend on beside kernel and target: by default the kernel pipeline's
-    version, for another `schedule` that function's name.
+    too long, or whose worker is killed, has a second try, as has a kernel whose worker dies, or whose server is lost:
+    the second that it takes is a "crash". `version` names what the times depend on beside kernel and target: by default
+    the kernel pipeline's version, for another `schedule` that function's name.
     `timeout_secs` bounds building, sending and running of one kernel together. Processes of this machine that use the
     same database file take turns at measuring (`QuietMachine.measuring`), and what one has measured stands for all.
     `quiet`: entered for that, by a process that also computes while others measure, in place of a lock of the timer's.

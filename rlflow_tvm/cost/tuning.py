@@ -13,7 +13,6 @@ import json
 import logging
 import statistics
 import sys
-import tempfile
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,6 +24,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from rlflow_tvm.cost.database import KernelDatabase, TunedRow
 from rlflow_tvm.cost.measurement import Measurement
+from rlflow_tvm.cost.scratch import scratch_folder
 from rlflow_tvm.cost.timer import KernelTimer
 from rlflow_tvm.cost.tuned import pays
 from rlflow_tvm.cost.tuning_measure import Candidates
@@ -233,7 +233,7 @@ def _folder(database: KernelDatabase, timer: KernelTimer) -> Iterator[Path]:
     A line that a killed process left half-written is taken off first. CostError while another process has the folder.
     """
     if database.path == ":memory:":
-        with tempfile.TemporaryDirectory() as name:
+        with scratch_folder() as name:
             yield Path(name)
         return
     about = f"{timer.target_key}\n{timer.version}"

@@ -17,6 +17,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
+from rlflow_tvm.cost.scratch import scratch_written
 from rlflow_tvm.errors import CostError
 
 _START_SECS = 180.0  # importing TVM takes one second on an idle machine
@@ -108,7 +109,6 @@ class WorkerProcess:
             process.kill()
 
     def _start(self) -> None:
-        ours, theirs = Pipe()
         environment = {
             **os.environ,
             "TVM_NUM_THREADS": str(self.threads),
@@ -117,9 +117,10 @@ class WorkerProcess:
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             **self._environment,
         }
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process, closed by kill
-        self._connection = ours
         try:
+            with scratch_written():
+                self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process, closed by kill
+            self._connection, theirs = Pipe()
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", _BOOTSTRAP, self.entry, str(theirs.fileno())],
@@ -133,10 +134,12 @@ class WorkerProcess:
             self._receive(_START_SECS)
         except (WorkerCrashError, WorkerTimeoutError, OSError) as error:
             self.kill()
-            raise CostError(
-                f"the measuring worker {self.entry} did not start ({error}): "
-                "check that `python -c 'import tvm'` works with this interpreter"
-            ) from error
+            remedy = (
+                "check free memory and the limits (ulimit -a)"
+                if isinstance(error, OSError)
+                else "check that `python -c 'import tvm'` works with this interpreter"
+            )
+            raise CostError(f"the measuring worker {self.entry} did not start ({error}): {remedy}") from error
         except BaseException:
             self.kill()
             raise

@@ -117,6 +117,20 @@ def hang_once(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
     return func
 
 
+USED: list[str] = []
+
+
+def abort_later(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
+    """A worker that has scheduled another kernel before dies."""
+    import os
+
+    del target
+    if USED:
+        os.abort()
+    USED.append("once")
+    return func
+
+
 def two_layers(weight: float = 1.0, width: int = 16) -> tvm.IRModule:
     """relu(relu(x @ w) @ w): one kernel, launched twice; the weight is a constant."""
     builder = relax.BlockBuilder()

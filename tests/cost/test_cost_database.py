@@ -210,6 +210,66 @@ def test_folder_that_cannot_be_made(tmp_path):
         KernelDatabase(tmp_path / "file" / "k.sqlite")
 
 
+@pytest.fixture
+def lock_up(monkeypatch):
+    """Makes paths read-only, for a user whom permissions do not bind too."""
+
+    def lock_up(*paths):
+        access = os.access
+        monkeypatch.setattr(os, "access", lambda path, how: Path(path) not in paths and access(path, how))
+
+    return lock_up
+
+
+@pytest.mark.parametrize("folder_too", [False, True], ids=["file", "folder"])
+def test_what_cannot_be_written_is_read(tmp_path, lock_up, folder_too):
+    path = tmp_path / "k.sqlite"
+    with KernelDatabase(path) as database:
+        database.put("k", "t", "1", GOOD)
+    before = path.read_bytes()
+    lock_up(path, *([tmp_path] if folder_too else []))
+    with KernelDatabase(path) as database:
+        database.check()
+        assert database.get("k", "t", "1") == GOOD
+        assert [held.measured for held in database.holdings()] == [1]
+        assert list(tmp_path.iterdir()) == [path]
+        with pytest.raises(CostError, match=r"k\.sqlite can only be read: make .* writable") as raised:
+            database.put("k", "t", "1", OTHER)
+        assert "move" not in str(raised.value)
+    assert path.read_bytes() == before
+
+
+def test_what_others_are_writing_is_read(tmp_path, lock_up):
+    path = tmp_path / "k.sqlite"
+    with KernelDatabase(path) as writer:
+        writer.put("k", "t", "1", GOOD)  # into its log
+        lock_up(path, tmp_path)
+        with KernelDatabase(path) as reader:
+            assert reader.get("k", "t", "1") == GOOD
+            writer.put("k", "t", "1", OTHER)
+            assert reader.changed()
+            assert reader.get("k", "t", "1") == OTHER
+
+
+def test_an_earlier_schema_that_cannot_be_written(tmp_path, lock_up):
+    path = tmp_path / "k.sqlite"
+    KernelDatabase(path).close()
+    with sqlite3.connect(path) as raw:
+        raw.execute("PRAGMA user_version = 3")
+    raw.close()
+    lock_up(path, tmp_path)
+    with pytest.raises(CostError, match=r"k\.sqlite has schema version 3.*read-only: copy it"):
+        KernelDatabase(path)
+
+
+def test_a_relative_path_stays_where_it_was(tmp_path, monkeypatch):
+    """Locks lie beside the file, and what is learned from it."""
+    monkeypatch.chdir(tmp_path)
+    with KernelDatabase("k.sqlite") as database:
+        monkeypatch.chdir("/")
+        assert database.path == str(tmp_path / "k.sqlite")
+
+
 def test_two_writers_and_a_reader(tmp_path):
     path = tmp_path / "k.sqlite"
     writers = [write(path, tag, 200) for tag in "ab"]  # both find no file, and race to make the table

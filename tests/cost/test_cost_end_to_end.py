@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -240,6 +243,37 @@ def test_statistics():
     assert result.round_secs == (2.0, 4.0)
 
 
+def test_a_full_disk(target, library, tmp_path, monkeypatch):
+    def full(*_arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    told = "temporary files cannot be written .*TMPDIR"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_arrays", full)
+        with pytest.raises(CostError, match=told):
+            measure_interleaved({"ours": library}, [X, Y])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(CostError, match=r"cannot link .*No space left on device.*check"):
+            export_library(of_exp(), target, tmp_path / "m.so", relax.get_pipeline("default"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    for measure in (
+        lambda: measure_module(of_exp(), target),
+        lambda: measure_interleaved({"ours": library}, [X, Y]),
+    ):
+        with pytest.raises(CostError, match=told):
+            measure()
+
+
+def of_exp() -> tvm.IRModule:
+    """main(x) -> exp(x)."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2,), "float32"))
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.op.exp(x)))
+    return builder.get()
+
+
 def test_wrong_inputs(library, onnx_file):
     with pytest.raises(CostError, match=r"candidate theirs .*2 inputs"):
         measure_interleaved({"theirs": onnx_file}, [X], rounds=1)
@@ -267,12 +301,8 @@ def test_linker_missing(target, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     for variable in ("CXX", "CC"):
         monkeypatch.delenv(variable, raising=False)
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((2,), "float32"))
-    with builder.function("main", [x]):
-        builder.emit_func_output(builder.emit(relax.op.exp(x)))
     with pytest.raises(CostError, match=r"install a C\+\+ compiler"):
-        export_library(builder.get(), tvm.target.Target("llvm"), tmp_path / "m.so", relax.get_pipeline("default"))
+        export_library(of_exp(), tvm.target.Target("llvm"), tmp_path / "m.so", relax.get_pipeline("default"))
 
 
 def test_arrays_of_any_type_travel(tmp_path):

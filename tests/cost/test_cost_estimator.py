@@ -26,6 +26,7 @@ from rlflow_tvm.cost import (
 from rlflow_tvm.cost.estimator import KernelEstimator, learned_path, train_model
 from rlflow_tvm.cost.features import kernel_features
 from rlflow_tvm.cost.learned import LEAST_SAMPLES
+from rlflow_tvm.cost.schema import ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.errors import CostError, KernelError
 from rlflow_tvm.ir import detach
 from rlflow_tvm.kernels import Kernel
@@ -88,10 +89,10 @@ def timer(taught, target, tmp_path):
         yield timer
 
 
-def take(database: KernelDatabase, folder: Path) -> None:
+def take(database: KernelDatabase, folder: Path, only: str = "true") -> None:
     """What is held there."""
     with database.transaction(folder / "k.sqlite") as execute:
-        execute("INSERT INTO measurement SELECT * FROM other.measurement")
+        execute(f"INSERT INTO measurement SELECT * FROM other.measurement WHERE {only}")
         execute("INSERT INTO kernel SELECT * FROM other.kernel")
 
 
@@ -207,6 +208,30 @@ def test_the_model_lies_beside_the_database(folder, target, caplog):
         assert Estimator(timer, ALL).estimate(kernels(5, 1)) == first
         assert "train it again" in caplog.text
         assert LearnedCost.load(path, timer.target_key, timer.version).trained_on == 400
+
+
+def test_a_model_goes_with_the_times_it_was_learned_from(timer, target):
+    """Its database was moved away, and the new one has another reference; or a part of it was dropped."""
+    path = learned_path(timer.database.path, timer.target_key, timer.version)
+    moved = Path(timer.database.path).with_name("moved.sqlite")
+    with KernelDatabase(moved) as database, LawTimer(target, database) as anew:
+        anew._times.store(REFERENCE_KEY, ONCE_VERSION, Measurement(run_secs=3e-4))
+        take(database, Path(timer.database.path).parent, "kernel <> 'reference'")
+        estimator = Estimator(anew, ALL)
+        assert isinstance(estimator.estimate(kernels(1, 1))[0], Prediction)
+        trained = LearnedCost.load(path, timer.target_key, timer.version)
+        assert (trained.trained_on, trained.usual_secs) == (400, 3e-4)
+        with database.transaction(timer.database.path) as execute:
+            execute("DELETE FROM main.measurement WHERE kernel LIKE '0-1%'")
+        anew.measure(kernels(1, 2))
+        estimator.estimate(kernels(1, 3))
+        trained = LearnedCost.load(path, timer.target_key, timer.version)
+        assert LEAST_SAMPLES < trained.trained_on < 400
+        with database.transaction(timer.database.path) as execute:
+            execute("DELETE FROM main.measurement")
+        anew.measure(kernels(1, 4))
+        assert isinstance(estimator.estimate(kernels(1, 5))[0], Measurement)
+        assert not path.exists()
 
 
 def test_a_model_that_cannot_be_kept_serves_this_process(folder, target, tmp_path, monkeypatch, caplog):

@@ -37,7 +37,7 @@ def samples(count: int, seed: int) -> list[Sample]:
 
 @pytest.fixture(scope="module")
 def learned() -> LearnedCost:
-    return LearnedCost.fit(samples(600, 0), *OF, seed=3)
+    return LearnedCost.fit(samples(600, 0), *OF, seed=3, usual_secs=1e-4)
 
 
 def test_a_law_is_learned(learned):
@@ -76,6 +76,7 @@ def test_it_is_kept_as_json(learned, tmp_path):
     asked = [(s.features, s.cold) for s in samples(10, 1)]
     assert again.predict(asked) == learned.predict(asked)
     assert again.trained_on == learned.trained_on == 600
+    assert again.usual_secs == learned.usual_secs == 1e-4
     assert learned.predict([]) == []
 
 
@@ -106,7 +107,7 @@ def test_a_model_of_something_else_is_refused(other, learned, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"format": "another"}', '{"format": "rlflow_tvm.learned_cost/1"}']
+    "content", ["", "[]", "{}", '{"format": "another"}', '{"format": "rlflow_tvm.learned_cost/2"}']
 )
 def test_another_file_is_refused(content, tmp_path):
     path = tmp_path / "cost.json"

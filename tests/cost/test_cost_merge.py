@@ -164,9 +164,10 @@ def test_holdings(tmp_path):
             held.put(key, "t", "1", measurement)
         held.put("a", "t", "2", GOOD)
         held.put_tuned("a", "t", "1", TunedRow(None, None, None, 16))
+        held.put_tuned("a", "t", "3", TunedRow("[]", 1.0, 2.0, 16))  # nothing was measured alone
         held.check()
         by_version = {h.version: (h.measured, h.confirmed, h.failed, h.disturbed, h.tuned) for h in held.holdings()}
-    assert by_version == {"1": (3, 1, 1, 1, 1), "2": (1, 0, 0, 0, 0)}
+    assert by_version == {"1": (3, 1, 1, 1, 1), "2": (1, 0, 0, 0, 0), "3": (0, 0, 0, 0, 1)}
 
 
 def test_samples_are_the_successes_that_have_features(tmp_path):
@@ -231,3 +232,6 @@ def test_the_command(tmp_path):
         failed = command(*wrong)
         assert (failed.returncode, failed.stderr.count("\n")) == (code, 1), failed.stderr
         assert words in failed.stderr
+    new = tmp_path / "new" / "k.sqlite"
+    assert command("merge", other, tmp_path / "no.sqlite", "--database", new).returncode == 1
+    assert not new.parent.exists()

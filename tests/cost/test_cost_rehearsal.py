@@ -156,6 +156,30 @@ def test_each_run_has_a_pace_of_its_own(clock):
     assert samples[:4] == pytest.approx([0.04, 0.02, 0.04, 0.02])
 
 
+@pytest.mark.parametrize(("secs", "between"), [(4e-3, 2), (6e-3, 1)], ids=["short", "long"])
+def test_a_short_run_is_timed_right_after_another(clock, secs, between):
+    """Not after the reference kernel, which leaves nothing of it in the private caches."""
+    done = ""
+
+    def compute(*_arguments):
+        nonlocal done
+        taken = 2 * secs if done.endswith("p") else secs  # without a processor at times
+        done += "r"
+        clock.had += secs
+        clock.passed += taken
+
+    def pace():
+        nonlocal done
+        done += "p"
+        return 1.0
+
+    (samples,), waited = rehearse([Part(compute, [((4,), F32)], (0,))], CPU, 0.0, pace)
+    assert done == ("rrp" + ("r" * between + "p") * 8) * 8
+    longer = 1 if between == 2 else 2
+    assert {round(each, 6) for each in samples} == {longer * secs}
+    assert waited == pytest.approx(longer, rel=0.02)
+
+
 @pytest.mark.parametrize(("every", "kept", "waited"), [(3, {0.02}, 1.0), (1, {0.04}, 2.0)], ids=["some", "all"])
 def test_interrupted_runs_are_left_out_where_there_are_others(clock, every, kept, waited):
     calls = []
@@ -262,7 +286,8 @@ def test_the_worker_forgets_the_oldest(target, monkeypatch, tmp_path):
     from rlflow_tvm.cost.place import Here
 
     monkeypatch.setattr(stage, "_MOST_KERNELS", 2)
-    held = stage.Stage(Bench(target, schedule_named(SCHEDULE), Here(target), LocalCaches(target)))
+    bench = Bench(target, schedule_named(SCHEDULE), Here(target), LocalCaches(target))
+    held = stage.Stage(bench)
     for name in ("a", "b"):
         held.build(name, add(4))
     assert held.missing(["a"]) == []  # used last
@@ -271,6 +296,15 @@ def test_the_worker_forgets_the_oldest(target, monkeypatch, tmp_path):
     assert held.build("a", add(6)) is held.build("a", add(4))
     times = held.rehearse([("a", (0, 1, 2)), ("c", (2, 3, 4))], {"x": [0], "y": [1]})
     assert set(times) == {"x", "y"}
+
+    held, large = stage.Stage(bench), ["a", "b", "c"]  # but not those of a graph that has more
+    for size, name in enumerate(held.missing(large), start=4):
+        held.build(name, add(size))
+    assert held.missing(large) == []
+    assert held.rehearse([(name, (0, 1, 2)) for name in large], {"x": [0, 1, 2]})["x"]["run_secs"] > 0
+    assert held.missing(["d"]) == ["d"]
+    held.build("d", add(9))
+    assert held.missing([*large, "d"]) == ["a", "b"]
 
 
 def test_a_graph_is_timed_as_a_whole(target, monkeypatch):

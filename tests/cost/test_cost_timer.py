@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +17,7 @@ import pytest
 import tvm
 from cost_kernels import SCHEDULE, FakeKernel, add, endless, far_read, gather, matmul, quotient
 
-from rlflow_tvm.cost import KernelDatabase, KernelTimer, Measurement, bench, target_key
+from rlflow_tvm.cost import KernelDatabase, KernelTimer, Measurement, bench, target_key, worker_process
 from rlflow_tvm.cost.machine import cores, cpu_model
 from rlflow_tvm.cost.place import LinkError
 from rlflow_tvm.cost.rehearsal import Step
@@ -174,6 +177,17 @@ def test_a_worker_that_is_killed_is_no_property_of_the_kernel(target, tmp_path):
         assert database.get("a", target_key(target), version) is None
 
 
+@pytest.mark.parametrize("in_graph", [False, True], ids=["alone", "in a graph"])
+def test_what_a_worker_dies_of_may_be_an_earlier_kernel(target, in_graph):
+    """Another one has a try."""
+    with KernelDatabase(":memory:") as database:
+        with KernelTimer(target, database, schedule="cost_kernels:abort_later") as timer:
+            for kernel in (FakeKernel(add(4), "a"), FakeKernel(add(5), "b")):
+                steps = (Step(kernel.func, kernel.key, "", (0, 1, 2)),)
+                (measurement,) = timer.measure([kernel], None, (lambda s=steps: s) if in_graph else None)
+                assert measurement.ok
+
+
 @pytest.mark.parametrize(
     ("number", "killed"),
     [
@@ -215,6 +229,30 @@ def test_what_the_machine_was_short_of_is_no_property_of_the_kernel(error, passi
     answer = worker._answer({"op": "launch"})
     assert answer["error_kind"] == "build"
     assert answer.get("passing", False) == passing
+
+
+def test_no_room_for_a_worker(target, monkeypatch, tmp_path):
+    """Not its kernels' fault, nor the interpreter's."""
+    with KernelTimer(target, schedule=SCHEDULE) as timer:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+        with pytest.raises(CostError, match=r"temporary files cannot be written .*TMPDIR"):
+            timer.time(add(4))
+        monkeypatch.undo()
+
+        def none_left():
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(worker_process, "Pipe", none_left)
+        with pytest.raises(CostError, match=r"did not start .*Too many open files.*ulimit"):
+            timer.time(add(4))
+
+
+def test_a_target_that_this_machine_cannot_run():
+    other = "aarch64-linux-gnu" if platform.machine() == "x86_64" else "x86_64-linux-gnu"
+    target = tvm.target.Target({"kind": "llvm", "mtriple": other, "num-cores": 1})
+    with KernelTimer(target) as timer, pytest.raises(CostError, match=r"this machine cannot run .*--rpc") as raised:
+        timer.time(add(4))
+    assert "\n" not in str(raised.value)
 
 
 def test_a_timeout_has_a_second_try(target, tmp_path, monkeypatch):
@@ -295,17 +333,20 @@ def test_a_target_has_the_key_that_it_had_where_it_sets_nothing_unusual():
 
 
 def test_times_of_some_processors_are_not_those_of_all(monkeypatch, tmp_path):
-    """As under taskset. Where all are used the key is what it was when it did not look."""
+    """As under taskset, or on a smaller machine with such processors."""
     bare, told = tvm.target.Target("llvm"), tvm.target.Target({"kind": "llvm", "num-cores": 4})
     monkeypatch.setattr("rlflow_tvm.processors._CONTROL_GROUP", tmp_path)  # where none bounds them
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1, 2, 3}, raising=False)
     before, told_before = target_key(bare), target_key(told)
-    assert "num-cores" not in before
+    assert f"num-cores={cores(bare)};" in before
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0}, raising=False)
     assert f"num-cores={cores(bare)};" in target_key(bare)
-    assert target_key(bare).replace("num-cores=1;", "") == before
+    assert target_key(bare) == before.replace("num-cores=4;", "num-cores=1;")
     assert target_key(told) == told_before
+    one = target_key(bare)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert target_key(bare) == one != before
 
 
 def test_cores():
