@@ -111,9 +111,9 @@ def _begun(out: Path) -> dict[str, str]:
 
 
 def beginning_of(problem: RewriteProblem, begun: str | None) -> Beginning:
-    """The cheapest of a problem's beginnings, or that which a training has begun at: another may be the cheapest when
-    kernels have been measured again."""
-    found = beginnings(problem)
+    """The cheapest of a problem's beginnings from which there is something to gain, or that which a training has begun
+    at: another may be the cheapest when kernels have been measured again."""
+    found = [each for each in beginnings(problem) if each.run_secs > 0.0 or not each.state.actions]
     return next((each for each in found if beginning_name(each) == begun), found[0])
 
 
@@ -192,8 +192,9 @@ def train_on_models(
             best = BestPlans(out, problems)
             for name, plan in given.items():
                 best.offer(name, plan, priced[name], 0)
-            for name, begin in found.items():
-                best.offer(name, begin.state.plan, begin.run_secs, 0)
+            for name, problem in problems.items():
+                if problem.settled is not None:  # mostly what episodes begin at
+                    best.offer(name, problem.settled.state.plan, problem.settled.run_secs, 0)
             return best
 
         @cache
@@ -243,7 +244,7 @@ def train_on_models(
             starts=[
                 {"model": name, "run_secs": priced[name], "plan": dataclasses.asdict(plan)}
                 for name, plan in given.items()
-                if priced[name] < found[name].run_secs
+                if 0.0 < priced[name] < found[name].run_secs
             ],
         )
         plans().finish()

@@ -83,8 +83,9 @@ class BestPlans:
 
     @property
     def best_ratio(self) -> float:
-        """Geometric mean over the models of (best cost / cost at the start)."""
-        return geometric_mean(self._best[m][0] / p.start_secs for m, p in self._problems.items())
+        """Geometric mean over the models of (best cost / cost at the start); 0 where one of them has become free."""
+        ratios = [self._best[m][0] / p.start_secs for m, p in self._problems.items()]
+        return geometric_mean(ratios) if all(ratios) else 0.0
 
 
 class EndToEndLog:

@@ -22,12 +22,21 @@ from rlflow_tvm.errors import AgentError, PlanError, RlflowError, UsageError
 from rlflow_tvm.frontend import from_onnx
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.passes import Plan
-from rlflow_tvm.search import Budget, Greedy, beginnings
+from rlflow_tvm.search import Beginning, Budget, Greedy, beginnings
+from rlflow_tvm.search import agent_search as agent_search_module
 from rlflow_tvm.search.result import moves
 from rlflow_tvm.superoptimize import agent_search
 
 HERE = as_target({"kind": "llvm", "mcpu": "znver4", "num-cores": 2})
 THERE = as_target({"kind": "llvm", "mcpu": "znver4", "num-cores": 4})
+CONFIGS = {
+    "ppo": PPOConfig(hidden=8, rounds=1, steps_per_update=4, n_epochs=1, minibatch_size=16),
+    "candidate": CandidateConfig(hidden=8, heads=2, rounds=1, change_rounds=1, steps_per_update=4, n_epochs=1),
+    "world-model": WorldModelConfig(
+        hidden=8, rounds=1, memory=8, gaussians=2, members=1, vision_steps=2, memory_steps=2, held_out=0.3,
+        iterations=1, controller_updates=1, dreams=2, controller=PPOConfig(hidden=8, n_epochs=1),
+    ),
+}  # fmt: skip
 
 
 class Priced(FakeCostModel):
@@ -53,9 +62,8 @@ class Priced(FakeCostModel):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch) -> None:
-    config = PPOConfig(hidden=8, rounds=1, steps_per_update=4, n_epochs=1, minibatch_size=16)
     monkeypatch.setattr(rollouts, "CostModel", Priced)
-    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: config)
+    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: CONFIGS["ppo"])
     monkeypatch.setattr(Priced, "questions", 0)
 
 
@@ -74,10 +82,9 @@ def chain(tmp_path) -> Path:
 
 
 def train(path: Path, out: Path, target=HERE, extent: int = 4, **options):
-    shapes = {"x": (1, extent)}
     return training.train_on_models(
-        {"chain": path}, options.pop("agent", "ppo"), target, seed=0, out=out, shapes=shapes, horizon=5,
-        **{"steps": 4, **options},
+        {"chain": path}, options.pop("agent", "ppo"), target, seed=0, out=out, horizon=5,
+        **{"steps": 4, "shapes": {"x": (1, extent)}, **options},
     )  # fmt: skip
 
 
@@ -270,8 +277,7 @@ def test_a_model_at_two_shapes_is_two_models(chain, tmp_path):
 
 
 def test_a_candidate_agent_is_trained_and_searches(chain, tmp_path, monkeypatch):
-    config = CandidateConfig(hidden=8, heads=2, rounds=1, change_rounds=1, steps_per_update=4, n_epochs=1)
-    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: config)
+    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: CONFIGS["candidate"])
     outcome = train(chain, tmp_path / "out", steps=80, agent="candidate", reward="end-to-end")
     assert outcome.agent == "candidate"
     assert outcome.models[0].run_secs_after < outcome.models[0].run_secs_before
@@ -295,11 +301,7 @@ def test_a_candidate_agent_is_trained_and_searches(chain, tmp_path, monkeypatch)
 
 
 def test_a_world_model_is_trained_on_a_model(chain, tmp_path, monkeypatch):
-    config = WorldModelConfig(
-        hidden=8, rounds=1, memory=8, gaussians=2, members=1, vision_steps=2, memory_steps=2, held_out=0.3,
-        iterations=1, controller_updates=1, dreams=2, controller=PPOConfig(hidden=8, n_epochs=1),
-    )  # fmt: skip
-    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: config)
+    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: CONFIGS["world-model"])
     options = {"steps": 40, "agent": "world-model", "reward": "end-to-end"}
     outcome = train(chain, tmp_path / "out", **options)
     assert outcome.models[0].run_secs_after < outcome.models[0].run_secs_before
@@ -312,3 +314,48 @@ def test_a_world_model_is_trained_on_a_model(chain, tmp_path, monkeypatch):
     assert train(chain, tmp_path / "out", resume=True, **options).env_steps == outcome.env_steps
     training_files.EndToEndLog(tmp_path / "out")
     assert log.read_text() == text
+
+
+@pytest.fixture
+def free(tmp_path) -> Path:
+    """Transposes that cancel, and a view: rewritten it costs nothing."""
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [1, 4, 6]), ("y", [1, 24]))]
+    nodes = [helper.make_node("Transpose", [a], [b], perm=[0, 2, 1]) for a, b in ("xa", "ab")]
+    graph = helper.make_graph([*nodes, helper.make_node("Flatten", ["b"], ["y"])], "g", ends[:1], ends[1:])
+    path = tmp_path / "free.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize("agent", CONFIGS)
+def test_a_model_may_become_free(agent, free, tmp_path, monkeypatch):
+    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: CONFIGS[agent])
+    told, out = [], tmp_path / "out"
+    options = {"agent": agent, "steps": 60, "shapes": None, "progress": lambda done, total, text: told.append(text)}
+    outcome = train(free, out, **options)
+    assert outcome.models[0].run_secs_before > outcome.models[0].run_secs_after == 0.0
+    assert "best 0.0 % of the start's cost" in told
+    assert train(free, out, resume=True, **options).env_steps == outcome.env_steps
+    assert all(value.isfinite().all() for value in load_checkpoint(outcome.checkpoint)[0].values())
+    problem = RewriteProblem(from_onnx(free), Priced(HERE))
+    assert agent_search(outcome.checkpoint).run(problem).run_secs_after == 0.0
+
+
+def test_a_free_graph_is_nothing_to_begin_at(free, tmp_path, monkeypatch):
+    """But the best there is: where settling a family leads to it, too."""
+
+    def settled(problem: RewriteProblem) -> list[Beginning]:
+        found = Greedy().run(problem)
+        assert found.run_secs_after == 0.0
+        problem.settled = Beginning(found.run_secs_after, found.state)
+        return [problem.settled, Beginning(problem.start_secs, problem.start)]
+
+    monkeypatch.setattr(training, "beginnings", settled)
+    monkeypatch.setattr(agent_search_module, "beginnings", settled)
+    outcome = train(free, tmp_path / "out", shapes=None)
+    assert outcome.models[0].run_secs_after == 0.0
+    problem = RewriteProblem(from_onnx(free), Priced(HERE))
+    assert load_checkpoint(outcome.checkpoint)[1]["metadata"]["begins"] == {
+        "chain": f"{problem.start.structural_hash:016x}"
+    }
+    assert agent_search(outcome.checkpoint).run(problem).run_secs_after == 0.0

@@ -39,7 +39,8 @@ class Archive:
 
     def take(self, summary: Mapping[str, Any]) -> None:
         """Take in a graph: {"model", "run_secs", "plan"}, as an environment tells it."""
-        if not self.share or not math.isfinite(summary["run_secs"]):  # a kernel may fail when it is measured in the end
+        # a kernel may fail when it is measured in the end; from a graph that is free there is nowhere to go on to
+        if not self.share or not 0.0 < summary["run_secs"] < math.inf:
             return
         found = {name: summary[name] for name in _KEPT}
         kept = self.kept.setdefault(found["model"], [])

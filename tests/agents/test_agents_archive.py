@@ -32,6 +32,7 @@ def test_the_cheapest_of_each_model_are_kept_once_each():
     archive.add(told("two", 9.0, "f"))
     archive.add(Episode())  # an environment that tells nothing
     archive.add(told("two", float("inf"), "g"))  # a graph whose kernels fail
+    archive.add(told("two", 0.0, "j"))  # one that is free
     assert [each["plan"] for each in archive.kept["one"]] == ["e", "b"]
     assert archive.kept["two"] == [{"model": "two", "run_secs": 9.0, "plan": "f"}]
     archive.add(Episode(summary={"model": "two", "run_secs": 8.0, "plan": "h", "step": 0}))  # its own beginning
@@ -43,7 +44,7 @@ def test_a_share_of_the_episodes_begins_there_the_same_ones_each_time():
     archive = Archive(3, 0.3)
     assert [archive.start(0, number) for number in range(50)] == [None] * 50
     for number in range(6):
-        archive.add(told("ab"[number % 2], float(number), number))
+        archive.add(told("ab"[number % 2], 1.0 + number, number))
     starts = [archive.start(0, number) for number in range(3000)]
     assert (
         starts
@@ -92,7 +93,7 @@ def test_impossible_shares_are_refused(name, value):
 
 def test_a_training_may_begin_at_a_graph_that_it_is_given(toy, tmp_path):
     """Until it has met cheaper ones; a resumed one has it from the checkpoint."""
-    given = {"model": "toy", "run_secs": 0.0, "plan": [[toy.HOT, toy.HOT, toy.RED], [1, 0]]}
+    given = {"model": "toy", "run_secs": 1e-3, "plan": [[toy.HOT, toy.HOT, toy.RED], [1, 0]]}
     config, seen = dataclasses.replace(CONFIG, remembered_share=0.5), []
     env = toy.ToyRewriteEnv(length=6, horizon=8)
     train(env, config, 80, 1, tmp_path / "straight", on_episode=seen.append, starts=[given])
