@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ def save_checkpoint(path: Path, tensors: Mapping[str, torch.Tensor], description
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except (SafetensorError, OSError) as error:
+        with suppress(OSError):  # what there is of it takes space
+            temporary.unlink(missing_ok=True)
         raise AgentError(f"{path}: cannot be written ({error}); free space or give another folder") from error
 
 
