@@ -21,6 +21,7 @@ from rlflow_tvm.errors import AgentError, UsageError
 from rlflow_tvm.passes import OrderedPasses
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.ordering import PASSES, applied
+from rlflow_tvm.search import check_seed
 
 CHECKPOINT, ORDER, LOG = "agent.safetensors", "best.order.json", "progress.jsonl"
 _CANDIDATES, _TRIED_ON, _TOLD_OF = 8, 32, 64
@@ -131,6 +132,7 @@ def train_on_graphs(
     """
     from rlflow_tvm.agents.registry import named
 
+    check_seed(seed)
     named("rlflow_tvm.agents.ordering:algorithm")(agent, value_metrics)
     _check_unused(out)
     env = PassOrderingEnv(graphs, reward=reward, shaping=shaping, horizon=horizon)

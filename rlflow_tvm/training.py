@@ -20,7 +20,7 @@ from rlflow_tvm.errors import AgentError, UsageError
 from rlflow_tvm.frontend import import_models
 from rlflow_tvm.passes import GraphState, Plan, RuleSet
 from rlflow_tvm.rollouts import FACTORY, description, make_env, make_problems, open_prices, store_rows, structures
-from rlflow_tvm.search import Beginning, beginnings
+from rlflow_tvm.search import Beginning, beginnings, check_seed
 from rlflow_tvm.training_files import BestPlans, EndToEndLog, ModelOutcome, plan_paths
 
 if TYPE_CHECKING:
@@ -153,6 +153,7 @@ def train_on_models(
     """
     from rlflow_tvm.agents import Workers, agent_kind
 
+    check_seed(seed)
     kind = agent_kind(agent)
     if reward not in REWARDS:
         raise UsageError(f"no reward is called {reward!r}: there are {', '.join(REWARDS)}")

@@ -83,8 +83,8 @@ def chain(tmp_path) -> Path:
 
 def train(path: Path, out: Path, target=HERE, extent: int = 4, **options):
     return training.train_on_models(
-        {"chain": path}, options.pop("agent", "ppo"), target, seed=0, out=out, horizon=5,
-        **{"steps": 4, "shapes": {"x": (1, extent)}, **options},
+        {"chain": path}, options.pop("agent", "ppo"), target, out=out, horizon=5,
+        **{"steps": 4, "seed": 0, "shapes": {"x": (1, extent)}, **options},
     )  # fmt: skip
 
 
@@ -202,6 +202,13 @@ def test_an_unknown_reward_is_refused_at_once(chain, tmp_path):
     with pytest.raises(UsageError, match="no reward is called 'gold': there are incremental"):
         train(chain, tmp_path / "out", reward="gold")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_seed_of_more_than_64_bits_is_refused_at_once(chain, tmp_path):
+    with pytest.raises(UsageError, match=f"seed {2**64}: give 0 or more, below 2.64"):
+        train(chain, tmp_path / "out", seed=2**64)
+    assert Priced.questions == 0
+    assert train(chain, tmp_path / "out", seed=2**64 - 1).episodes
 
 
 @pytest.mark.parametrize("what", ["target", "shapes", "structures"])

@@ -152,8 +152,8 @@ def train(
             another config, seed, environment or metadata; or the workers cannot work.
     """
     folder = Path(out_dir)
-    if total_steps < 1 or seed < 0:
-        raise AgentError(f"train: total_steps {total_steps} must be at least 1 and seed {seed} at least 0")
+    if total_steps < 1 or not 0 <= seed < 2**64:
+        raise AgentError(f"train: total_steps {total_steps} must be at least 1, seed {seed} at least 0 and below 2^64")
     check_folder(folder, resume)
     design = DESIGNS[policy]
     sizes = design.from_space(env.observation_space)
