@@ -130,7 +130,8 @@ def train(
     those of `config` and `seed` inside, and the caller's again afterwards.
 
     Args:
-        env: a rewriting environment; it is not closed. With `workers` only its observation space is looked at.
+        env: a rewriting environment; it is not closed. With `workers` only its observation space and the names
+            of its `models` are looked at.
         config: settings.
         total_steps: environment steps.
         seed: of everything random.
@@ -162,9 +163,7 @@ def train(
     with torch_settings(config.threads):
         learner = PPO(lambda: design.make(sizes, config), config, seed)
         counts = _Counts(likeliest_every=config.likeliest_every)
-        archive = Archive(config.remembered, config.remembered_share)
-        for each in starts:
-            archive.take(each)
+        archive = Archive.of(env, config.remembered, config.remembered_share, starts)
         path = folder / checkpoint.FILE_NAME
         if resume:
             counts = _restore(path, design, learner, archive, identity)
@@ -287,7 +286,7 @@ def _restore(path: Path, design: Design, learner: PPO, archive: Archive, identit
     tensors, description = checkpoint.load_checkpoint(path)
     refuse_differences(path, description, identity, learner.policy.sizes)
     learner.restore(tensors, description["learner"])
-    archive.kept = description["archive"]
+    archive.kept.update(description["archive"])
     return _Counts(**description["counts"])
 
 
