@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -97,6 +97,17 @@ def _alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
+def _check_plans(out: Path, models: Iterable[str], resume: bool) -> None:
+    """UsageError where a model's plan cannot be kept in `out`, or is there from another training."""
+    for path in plan_paths(out, models).values():
+        try:
+            there = path.exists()
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be a plan's file ({error.strerror}); rename the model") from error
+        if there and not resume:
+            raise UsageError(f"{path}: is a plan of another training; move it away, or give another output folder")
+
+
 def beginning_name(begin: Beginning) -> str:
     """A graph to begin at, as a checkpoint names it."""
     return f"{begin.state.structural_hash:016x}"
@@ -157,11 +168,13 @@ def train_on_models(
     kind = agent_kind(agent)
     if reward not in REWARDS:
         raise UsageError(f"no reward is called {reward!r}: there are {', '.join(REWARDS)}")
+    if reward == "end-to-end" and remote is not None:
+        raise UsageError("reward end-to-end has models run as a whole, which --rpc does not: leave out one of them")
     config = kind.config(settings)
+    if starts and config.remembered_share == 0.0:
+        raise UsageError("no episode begins at a given plan with these settings: leave out --start, or the preset")
     kind.check_folder(out, resume)
-    stale = [path for path in plan_paths(out, models).values() if path.exists()]
-    if stale and not resume:
-        raise UsageError(f"{stale[0]}: is a plan of another training; move it away, or give another output folder")
+    _check_plans(out, models, resume)
     given = {name: Plan.load(path) for name, path in (starts or {}).items()}
     shapes = shapes or {}
     modules = import_models(models, shapes)

@@ -12,11 +12,12 @@ from fake_cost import FakeCostModel
 from onnx import TensorProto, helper
 
 from rlflow_tvm import rollouts, training, training_files
-from rlflow_tvm.agents.candidate.config import CandidateConfig
+from rlflow_tvm.agents.candidate.config import PRESETS, CandidateConfig
 from rlflow_tvm.agents.checkpoint import load_checkpoint, save_checkpoint
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.registry import AgentKind
 from rlflow_tvm.agents.world.config import WorldModelConfig
+from rlflow_tvm.cost import RpcDevices
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import AgentError, PlanError, RlflowError, UsageError
 from rlflow_tvm.frontend import from_onnx
@@ -198,6 +199,24 @@ def test_a_training_begins_where_a_family_is_settled(network, tmp_path, monkeypa
     assert again.env_steps > first.env_steps
 
 
+def test_a_start_that_no_episode_would_begin_at_is_refused(chain, tmp_path, monkeypatch):
+    Greedy().run(RewriteProblem(from_onnx(chain, {"x": (1, 4)}), Priced(HERE))).plan.save(tmp_path / "greedy.json")
+    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: CandidateConfig(**settings))
+    Priced.questions = 0
+    with pytest.raises(UsageError, match="no episode begins at a given plan with these settings: leave out --start"):
+        train(chain, tmp_path / "out", agent="candidate", settings=PRESETS["x-rlflow"],
+              starts={"chain": tmp_path / "greedy.json"})  # fmt: skip
+    assert Priced.questions == 0
+    assert not (tmp_path / "out").exists()
+
+
+def test_whole_models_are_not_run_on_other_machines(chain, tmp_path):
+    with pytest.raises(UsageError, match="end-to-end has models run as a whole, which --rpc does not: leave out one"):
+        train(chain, tmp_path / "out", reward="end-to-end", remote=RpcDevices("localhost", 9190, "key"))
+    assert Priced.questions == 0
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_unknown_reward_is_refused_at_once(chain, tmp_path):
     with pytest.raises(UsageError, match="no reward is called 'gold': there are incremental"):
         train(chain, tmp_path / "out", reward="gold")
@@ -259,6 +278,15 @@ def test_unusable_folders_are_refused_before_anything_is_priced(case, chain, tmp
     Priced.questions = 0
     with pytest.raises(RlflowError, match=str(out)):
         train(chain, out / "folder" if case == "below a file" else out, resume=case == "nothing to resume")
+    assert Priced.questions == 0
+
+
+def test_names_that_are_too_long_are_refused_before_anything_is_priced(chain, tmp_path):
+    with pytest.raises(AgentError, match=r"n: cannot be looked into \(File name too long\); give another"):
+        train(chain, tmp_path / ("n" * 300))
+    models = dict.fromkeys(("a" * 300, "b"), chain)
+    with pytest.raises(UsageError, match=r"a\.plan\.json: cannot be a plan's file \(File name too long\); rename"):
+        training.train_on_models(models, "ppo", HERE, steps=1, seed=0, out=tmp_path)
     assert Priced.questions == 0
 
 

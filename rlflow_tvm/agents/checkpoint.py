@@ -57,7 +57,7 @@ def load_checkpoint(path: Path, prefix: str = "") -> tuple[dict[str, torch.Tenso
     Raises:
         AgentError: the file is missing, truncated, no checkpoint, or of another version.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):  # which is no error either where the name is too long for one
         raise AgentError(f"{path}: no such checkpoint; train one with python -m rlflow_tvm.train, or mend the path")
     try:
         with safe_open(path, framework="pt") as file:

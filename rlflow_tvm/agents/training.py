@@ -248,7 +248,10 @@ def check_folder(folder: Path, resume: bool) -> None:
         raise AgentError(f"{there}: is a file; give another output folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise AgentError(f"{there}: cannot be written; give another output folder")
-    found = [name for name in _LEFT_BEHIND if (folder / name).exists() and not _is_empty(folder / name)]
+    try:
+        found = [name for name in _LEFT_BEHIND if (folder / name).exists() and not _is_empty(folder / name)]
+    except OSError as error:
+        raise AgentError(f"{folder}: cannot be looked into ({error.strerror}); give another output folder") from error
     if found and not resume:
         remedy = "resume it" if found[0] == checkpoint.FILE_NAME else "move that away"
         raise AgentError(f"{folder}: holds a training already ({found[0]}); {remedy}, or give another output folder")

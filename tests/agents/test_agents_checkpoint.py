@@ -52,6 +52,7 @@ def one_line_error(path):
 def test_a_missing_file_and_a_folder_are_errors(tmp_path):
     assert "no such checkpoint" in one_line_error(tmp_path / "none.safetensors")
     assert "no such checkpoint" in one_line_error(tmp_path)
+    assert "no such checkpoint" in one_line_error(tmp_path / ("n" * 300))
 
 
 @pytest.mark.parametrize("kept", [0, 1, 7, 8, 40, 200, -1])
