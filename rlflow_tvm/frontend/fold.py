@@ -214,7 +214,8 @@ def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
     )
     try:
         if node.op_type == "GatherElements":  # the reference: of 32 elements at most
-            return [_gather_elements(*(graph.constants[name] for name in node.input), attributes(node).get("axis", 0))]
+            data, indices = (graph.constants[name] for name in node.input)
+            return [_gather_elements(data, indices, attributes(node).get("axis", 0))]
         found = ReferenceEvaluator(model).run(None, {name: graph.constants[name] for name in names})
     except (NotImplementedError, KeyError):  # the reference has no such operator: TVM evaluates it at run time
         return None
