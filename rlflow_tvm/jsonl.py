@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ def keep_lines(path: Path, keeps: Callable[[Line], bool] = lambda _: True) -> li
             temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
             os.replace(temporary, path)
         except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise _unwritten(path, error) from error
     return lines
 

@@ -21,6 +21,7 @@ from rlflow_tvm.errors import AgentError, UsageError
 from rlflow_tvm.passes import OrderedPasses
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.ordering import PASSES, applied
+from rlflow_tvm.search import check_seed
 
 CHECKPOINT, ORDER, LOG = "agent.safetensors", "best.order.json", "progress.jsonl"
 _CANDIDATES, _TRIED_ON, _TOLD_OF = 8, 32, 64
@@ -131,8 +132,7 @@ def train_on_graphs(
     """
     from rlflow_tvm.agents.registry import named
 
-    named("rlflow_tvm.agents.ordering:algorithm")(agent, value_metrics)
-    _check_unused(out)
+    check_training(agent, seed, out, value_metrics)
     env = PassOrderingEnv(graphs, reward=reward, shaping=shaping, horizon=horizon)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -170,6 +170,15 @@ def train_on_graphs(
         agent, seed, len(graphs), done, len(ratios), geometric_mean([left for _, left in found.values()]), common,
         str(out / ORDER), str(out / CHECKPOINT), time.perf_counter() - began,
     )  # fmt: skip
+
+
+def check_training(agent: str, seed: int, out: Path, value_metrics: bool = False) -> None:
+    """Errors of `train_on_graphs` that can be told before there are graphs."""
+    from rlflow_tvm.agents.registry import named
+
+    check_seed(seed)
+    named("rlflow_tvm.agents.ordering:algorithm")(agent, value_metrics)
+    _check_unused(out)
 
 
 def _check_unused(out: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from rlflow_tvm.cost import (
 from rlflow_tvm.cost.reference import rescaled
 from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.envs import ENVIRONMENTS, ManyModelsEnv, RewriteProblem
-from rlflow_tvm.errors import UsageError
+from rlflow_tvm.errors import EnvError, UsageError
 from rlflow_tvm.frontend import import_models
 from rlflow_tvm.passes import Plan
 
@@ -35,8 +35,24 @@ FACTORY = "rlflow_tvm.rollouts:worker_env"
 
 
 def make_problems(modules: Mapping[str, tvm.IRModule], cost_model: CostModel) -> dict[str, RewriteProblem]:
-    """Each model's problem; prices their graphs as they are."""
-    return {name: RewriteProblem(mod, cost_model) for name, mod in modules.items()}
+    """Each model's problem; prices their graphs as they are. EnvError, of several models naming which, for one that
+    cannot be worked on."""
+    problems = {}
+    for name, mod in modules.items():
+        with _named(name, modules):
+            problems[name] = RewriteProblem(mod, cost_model)
+    return problems
+
+
+@contextmanager
+def _named(name: str, models: Sized) -> Iterator[None]:
+    """Say of which one an EnvError is, where there are several."""
+    try:
+        yield
+    except EnvError as error:
+        if len(models) == 1:
+            raise
+        raise EnvError(f"{name}: {error}") from error
 
 
 def make_env(
@@ -47,14 +63,13 @@ def make_env(
     begins: Mapping[str, Plan] | None = None,
 ) -> ManyModelsEnv:
     """All of them in one environment; `environment`: of each, one of `envs.ENVIRONMENTS`; `begins`: of some, a plan at
-    whose end episodes begin."""
+    whose end episodes begin. EnvError as `make_problems`'."""
     make, plans = ENVIRONMENTS[environment], begins or {}
-    return ManyModelsEnv(
-        {
-            name: make(problem=problem, horizon=horizon, reward=reward, begin=plans.get(name))
-            for name, problem in problems.items()
-        }
-    )
+    envs = {}
+    for name, problem in problems.items():
+        with _named(name, problems):
+            envs[name] = make(problem=problem, horizon=horizon, reward=reward, begin=plans.get(name))
+    return ManyModelsEnv(envs)
 
 
 def structures(problems: Mapping[str, RewriteProblem]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,7 +45,14 @@ def main(
     rpc: cli.RpcOption = None,
     rpc_key: cli.RpcKeyOption = None,
     shape: Annotated[list[str] | None, typer.Option(help="NAME=1,3,224,224 for a model with dynamic shapes.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Environment steps, counted over all runs of this folder.")] = 2000,
+    steps: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Environment steps, counted over all runs of this folder; ppo and candidate take them in whole "
+            "updates of 128 or more.",
+        ),
+    ] = 2000,
     horizon: Annotated[
         int | None,
         typer.Option(min=1, help="Steps after which an episode is cut off.", show_default="200, of passes 32"),
@@ -86,12 +94,15 @@ def main(
 
     Neither --workers nor --ray changes what is trained, given the same kernel times.
     """
+    from rlflow_tvm.errors import UsageError
     from rlflow_tvm.frontend import split_shapes
 
+    twice = next((model for model, times in Counter(models or ()).items() if times > 1), None)
+    if twice is not None:
+        raise UsageError(f"{twice}: is given twice; leave one out, or give each a shape, as FILE@NAME=1,3,224,224")
     cli.check_writable(json, inputs=[start, *(Path(split_shapes(model)[0]) for model in models or ())])
     tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
     from rlflow_tvm.agents import agent_kind
-    from rlflow_tvm.errors import UsageError
     from rlflow_tvm.training import train_on_models
 
     # where one is not given, what is trained knows its own
@@ -155,8 +166,9 @@ def _order_passes(
     """Train on the models, or without any on the corpus; `options` are `train_on_graphs`'."""
     from rlflow_tvm.frontend import import_models, split_shapes
     from rlflow_tvm.frontend.corpus import corpus
-    from rlflow_tvm.ordering import train_on_graphs
+    from rlflow_tvm.ordering import check_training, train_on_graphs
 
+    check_training(agent, options["seed"], options["out"])
     if models:
         graphs = import_models({name: cli.model_path(split_shapes(name)[0]) for name in models}, shapes)
     else:

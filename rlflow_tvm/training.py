@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +20,7 @@ from rlflow_tvm.errors import AgentError, UsageError
 from rlflow_tvm.frontend import import_models
 from rlflow_tvm.passes import GraphState, Plan, RuleSet
 from rlflow_tvm.rollouts import FACTORY, description, make_env, make_problems, open_prices, store_rows, structures
-from rlflow_tvm.search import Beginning, beginnings
+from rlflow_tvm.search import Beginning, beginnings, check_seed
 from rlflow_tvm.training_files import BestPlans, EndToEndLog, ModelOutcome, plan_paths
 
 if TYPE_CHECKING:
@@ -97,6 +97,17 @@ def _alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
+def _check_plans(out: Path, models: Iterable[str], resume: bool) -> None:
+    """UsageError where a model's plan cannot be kept in `out`, or is there from another training."""
+    for path in plan_paths(out, models).values():
+        try:
+            there = path.exists()
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be a plan's file ({error.strerror}); rename the model") from error
+        if there and not resume:
+            raise UsageError(f"{path}: is a plan of another training; move it away, or give another output folder")
+
+
 def beginning_name(begin: Beginning) -> str:
     """A graph to begin at, as a checkpoint names it."""
     return f"{begin.state.structural_hash:016x}"
@@ -111,9 +122,9 @@ def _begun(out: Path) -> dict[str, str]:
 
 
 def beginning_of(problem: RewriteProblem, begun: str | None) -> Beginning:
-    """The cheapest of a problem's beginnings, or that which a training has begun at: another may be the cheapest when
-    kernels have been measured again."""
-    found = beginnings(problem)
+    """The cheapest of a problem's beginnings from which there is something to gain, or that which a training has begun
+    at: another may be the cheapest when kernels have been measured again."""
+    found = [each for each in beginnings(problem) if each.run_secs > 0.0 or not each.state.actions]
     return next((each for each in found if beginning_name(each) == begun), found[0])
 
 
@@ -153,14 +164,17 @@ def train_on_models(
     """
     from rlflow_tvm.agents import Workers, agent_kind
 
+    check_seed(seed)
     kind = agent_kind(agent)
     if reward not in REWARDS:
         raise UsageError(f"no reward is called {reward!r}: there are {', '.join(REWARDS)}")
+    if reward == "end-to-end" and remote is not None:
+        raise UsageError("reward end-to-end has models run as a whole, which --rpc does not: leave out one of them")
     config = kind.config(settings)
+    if starts and config.remembered_share == 0.0:
+        raise UsageError("no episode begins at a given plan with these settings: leave out --start, or the preset")
     kind.check_folder(out, resume)
-    stale = [path for path in plan_paths(out, models).values() if path.exists()]
-    if stale and not resume:
-        raise UsageError(f"{stale[0]}: is a plan of another training; move it away, or give another output folder")
+    _check_plans(out, models, resume)
     given = {name: Plan.load(path) for name, path in (starts or {}).items()}
     shapes = shapes or {}
     modules = import_models(models, shapes)
@@ -192,8 +206,9 @@ def train_on_models(
             best = BestPlans(out, problems)
             for name, plan in given.items():
                 best.offer(name, plan, priced[name], 0)
-            for name, begin in found.items():
-                best.offer(name, begin.state.plan, begin.run_secs, 0)
+            for name, problem in problems.items():
+                if problem.settled is not None:  # mostly what episodes begin at
+                    best.offer(name, problem.settled.state.plan, problem.settled.run_secs, 0)
             return best
 
         @cache
@@ -243,7 +258,7 @@ def train_on_models(
             starts=[
                 {"model": name, "run_secs": priced[name], "plan": dataclasses.asdict(plan)}
                 for name, plan in given.items()
-                if priced[name] < found[name].run_secs
+                if 0.0 < priced[name] < found[name].run_secs
             ],
         )
         plans().finish()

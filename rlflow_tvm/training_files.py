@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,25 +82,29 @@ class BestPlans:
 
     @property
     def best_ratio(self) -> float:
-        """Geometric mean over the models of (best cost / cost at the start)."""
-        return geometric_mean(self._best[m][0] / p.start_secs for m, p in self._problems.items())
+        """Geometric mean over the models of (best cost / cost at the start); 0 where one of them has become free."""
+        ratios = [self._best[m][0] / p.start_secs for m, p in self._problems.items()]
+        return geometric_mean(ratios) if all(ratios) else 0.0
 
 
 class EndToEndLog:
     """What a graph costs as the sum of its kernels and as a whole, each time that a reward had it run: a line each in
-    `end_to_end.jsonl`. Lines from after the checkpoint in the folder, which come again, are dropped."""
+    `end_to_end.jsonl`. Lines from after the checkpoint in the folder, or where episodes are kept from after those, come
+    again: they are dropped."""
 
     def __init__(self, out: Path) -> None:
         from rlflow_tvm.agents.checkpoint import FILE_NAME, load_checkpoint
+        from rlflow_tvm.agents.world.rollouts import Rollouts
 
         self._path = out / "end_to_end.jsonl"
         counts = load_checkpoint(out / FILE_NAME, prefix="none")[1]["counts"]
-        self._env_steps = int(counts.get("env_steps", 0))
-        if self._path.exists():
-            # a world model's checkpoint counts no steps: its episodes are kept as they come, and none comes again
-            most = counts.get("env_steps", math.inf)
-            kept = keep_lines(self._path, lambda line: bool(line["env_steps"] <= most))
-            self._env_steps = int(counts.get("env_steps", kept[-1]["env_steps"] if kept else 0))
+        if "env_steps" in counts:
+            self._env_steps = int(counts["env_steps"])
+        else:  # a world model's counts none
+            kept = Rollouts(out / "rollouts")
+            kept.load()
+            self._env_steps = kept.steps
+        keep_lines(self._path, lambda line: bool(line["env_steps"] <= self._env_steps))
 
     def add(self, model: str, episode: Episode) -> None:
         """Take in the next episode."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tvm
 
-from rlflow_tvm import ir
+from rlflow_tvm import ir, train
 from rlflow_tvm.envs import PassOrderingEnv
 from rlflow_tvm.errors import AgentError, UsageError
 from rlflow_tvm.ordering import (
@@ -153,6 +153,7 @@ def test_the_command_trains_on_models(tmp_path):
         (["--predict", "0.3"], "--predict does not go with --env pass-ordering"),
         (["--agent", "world-model"], "no agent world-model puts passes in order"),
         (["--reward", "gold"], "no reward is called 'gold'"),
+        (["--seed", f"{2**64}"], f"seed {2**64}: give 0 or more, below 2^64"),
     ],
 )
 def test_what_cannot_be_is_one_line(tmp_path, arguments, told):
@@ -161,6 +162,12 @@ def test_what_cannot_be_is_one_line(tmp_path, arguments, told):
     assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_agent_is_told_before_the_corpus_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlflow_tvm.frontend.corpus.corpus", lambda: pytest.fail("it was made"))
+    with pytest.raises(AgentError, match="no agent world-model puts passes in order"):
+        train._order_passes(None, "world-model", {}, lambda *_: None, steps=1, seed=0, out=tmp_path / "out")
 
 
 def test_shapes_of_no_model_are_refused(tmp_path):

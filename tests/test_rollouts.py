@@ -10,14 +10,15 @@ from contextlib import closing
 
 import pytest
 from fake_cost import FakeCostModel
-from small_models import LANES, conv_chain
+from small_models import LANES, conv_chain, module
+from tvm.relax import op as rx
 
 from rlflow_tvm import rollouts
 from rlflow_tvm.cost import KernelDatabase, Measurement, QuietMachine, default_path
 from rlflow_tvm.cost.reference import rescaled
 from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.envs import GraphRewriteEnv, ManyModelsEnv, RewriteProblem
-from rlflow_tvm.errors import UsageError
+from rlflow_tvm.errors import EnvError, UsageError
 from rlflow_tvm.frontend import import_models, zoo
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.passes import default_rules
@@ -189,3 +190,15 @@ def test_a_worker_builds_what_the_training_describes(tmp_path, monkeypatch):
     env.close()
     with pytest.raises(UsageError, match="not the same on"):
         worker_env(**{**told, "expected": ["0"]})
+
+
+def test_of_several_models_the_unusable_one_is_named():
+    views = module({"x": (2, 3)}, {}, lambda emit, x: rx.reshape(x, (6,)))
+    constant = module({"x": (2,)}, {"w": (2,)}, lambda emit, x, w: rx.nn.relu(w))
+    cost_model = FakeCostModel()
+    with pytest.raises(EnvError, match=r"^b: the module computes nothing"):
+        rollouts.make_problems({"a": conv_chain(), "b": constant}, cost_model)
+    with pytest.raises(EnvError, match=r"^b: the module costs nothing"):
+        rollouts.make_env(rollouts.make_problems({"a": conv_chain(), "b": views}, cost_model), 3, "improvement")
+    with pytest.raises(EnvError, match=r"^the module costs nothing"):
+        rollouts.make_env(rollouts.make_problems({"b": views}, cost_model), 3, "improvement")

@@ -12,22 +12,32 @@ from fake_cost import FakeCostModel
 from onnx import TensorProto, helper
 
 from rlflow_tvm import rollouts, training, training_files
-from rlflow_tvm.agents.candidate.config import CandidateConfig
+from rlflow_tvm.agents.candidate.config import PRESETS, CandidateConfig
 from rlflow_tvm.agents.checkpoint import load_checkpoint, save_checkpoint
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.registry import AgentKind
 from rlflow_tvm.agents.world.config import WorldModelConfig
+from rlflow_tvm.cost import RpcDevices
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import AgentError, PlanError, RlflowError, UsageError
 from rlflow_tvm.frontend import from_onnx
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.passes import Plan
-from rlflow_tvm.search import Budget, Greedy, beginnings
+from rlflow_tvm.search import Beginning, Budget, Greedy, beginnings
+from rlflow_tvm.search import agent_search as agent_search_module
 from rlflow_tvm.search.result import moves
 from rlflow_tvm.superoptimize import agent_search
 
 HERE = as_target({"kind": "llvm", "mcpu": "znver4", "num-cores": 2})
 THERE = as_target({"kind": "llvm", "mcpu": "znver4", "num-cores": 4})
+CONFIGS = {
+    "ppo": PPOConfig(hidden=8, rounds=1, steps_per_update=4, n_epochs=1, minibatch_size=16),
+    "candidate": CandidateConfig(hidden=8, heads=2, rounds=1, change_rounds=1, steps_per_update=4, n_epochs=1),
+    "world-model": WorldModelConfig(
+        hidden=8, rounds=1, memory=8, gaussians=2, members=1, vision_steps=2, memory_steps=2, held_out=0.3,
+        iterations=1, controller_updates=1, dreams=2, controller=PPOConfig(hidden=8, n_epochs=1),
+    ),
+}  # fmt: skip
 
 
 class Priced(FakeCostModel):
@@ -53,9 +63,8 @@ class Priced(FakeCostModel):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch) -> None:
-    config = PPOConfig(hidden=8, rounds=1, steps_per_update=4, n_epochs=1, minibatch_size=16)
     monkeypatch.setattr(rollouts, "CostModel", Priced)
-    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: config)
+    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: CONFIGS["ppo"])
     monkeypatch.setattr(Priced, "questions", 0)
 
 
@@ -74,10 +83,9 @@ def chain(tmp_path) -> Path:
 
 
 def train(path: Path, out: Path, target=HERE, extent: int = 4, **options):
-    shapes = {"x": (1, extent)}
     return training.train_on_models(
-        {"chain": path}, options.pop("agent", "ppo"), target, seed=0, out=out, shapes=shapes, horizon=5,
-        **{"steps": 4, **options},
+        {"chain": path}, options.pop("agent", "ppo"), target, out=out, horizon=5,
+        **{"steps": 4, "seed": 0, "shapes": {"x": (1, extent)}, **options},
     )  # fmt: skip
 
 
@@ -191,10 +199,35 @@ def test_a_training_begins_where_a_family_is_settled(network, tmp_path, monkeypa
     assert again.env_steps > first.env_steps
 
 
+def test_a_start_that_no_episode_would_begin_at_is_refused(chain, tmp_path, monkeypatch):
+    Greedy().run(RewriteProblem(from_onnx(chain, {"x": (1, 4)}), Priced(HERE))).plan.save(tmp_path / "greedy.json")
+    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: CandidateConfig(**settings))
+    Priced.questions = 0
+    with pytest.raises(UsageError, match="no episode begins at a given plan with these settings: leave out --start"):
+        train(chain, tmp_path / "out", agent="candidate", settings=PRESETS["x-rlflow"],
+              starts={"chain": tmp_path / "greedy.json"})  # fmt: skip
+    assert Priced.questions == 0
+    assert not (tmp_path / "out").exists()
+
+
+def test_whole_models_are_not_run_on_other_machines(chain, tmp_path):
+    with pytest.raises(UsageError, match="end-to-end has models run as a whole, which --rpc does not: leave out one"):
+        train(chain, tmp_path / "out", reward="end-to-end", remote=RpcDevices("localhost", 9190, "key"))
+    assert Priced.questions == 0
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_unknown_reward_is_refused_at_once(chain, tmp_path):
     with pytest.raises(UsageError, match="no reward is called 'gold': there are incremental"):
         train(chain, tmp_path / "out", reward="gold")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_seed_of_more_than_64_bits_is_refused_at_once(chain, tmp_path):
+    with pytest.raises(UsageError, match=f"seed {2**64}: give 0 or more, below 2.64"):
+        train(chain, tmp_path / "out", seed=2**64)
+    assert Priced.questions == 0
+    assert train(chain, tmp_path / "out", seed=2**64 - 1).episodes
 
 
 @pytest.mark.parametrize("what", ["target", "shapes", "structures"])
@@ -248,6 +281,15 @@ def test_unusable_folders_are_refused_before_anything_is_priced(case, chain, tmp
     assert Priced.questions == 0
 
 
+def test_names_that_are_too_long_are_refused_before_anything_is_priced(chain, tmp_path):
+    with pytest.raises(AgentError, match=r"n: cannot be looked into \(File name too long\); give another"):
+        train(chain, tmp_path / ("n" * 300))
+    models = dict.fromkeys(("a" * 300, "b"), chain)
+    with pytest.raises(UsageError, match=r"a\.plan\.json: cannot be a plan's file \(File name too long\); rename"):
+        training.train_on_models(models, "ppo", HERE, steps=1, seed=0, out=tmp_path)
+    assert Priced.questions == 0
+
+
 def test_models_of_one_name_are_refused(chain, tmp_path):
     with pytest.raises(UsageError, match="same file name"):
         training.train_on_models({"a/m.onnx": chain, "b/m.onnx": chain}, "ppo", HERE, steps=1, seed=0, out=tmp_path)
@@ -270,8 +312,7 @@ def test_a_model_at_two_shapes_is_two_models(chain, tmp_path):
 
 
 def test_a_candidate_agent_is_trained_and_searches(chain, tmp_path, monkeypatch):
-    config = CandidateConfig(hidden=8, heads=2, rounds=1, change_rounds=1, steps_per_update=4, n_epochs=1)
-    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: config)
+    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: CONFIGS["candidate"])
     outcome = train(chain, tmp_path / "out", steps=80, agent="candidate", reward="end-to-end")
     assert outcome.agent == "candidate"
     assert outcome.models[0].run_secs_after < outcome.models[0].run_secs_before
@@ -295,11 +336,7 @@ def test_a_candidate_agent_is_trained_and_searches(chain, tmp_path, monkeypatch)
 
 
 def test_a_world_model_is_trained_on_a_model(chain, tmp_path, monkeypatch):
-    config = WorldModelConfig(
-        hidden=8, rounds=1, memory=8, gaussians=2, members=1, vision_steps=2, memory_steps=2, held_out=0.3,
-        iterations=1, controller_updates=1, dreams=2, controller=PPOConfig(hidden=8, n_epochs=1),
-    )  # fmt: skip
-    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: config)
+    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: CONFIGS["world-model"])
     options = {"steps": 40, "agent": "world-model", "reward": "end-to-end"}
     outcome = train(chain, tmp_path / "out", **options)
     assert outcome.models[0].run_secs_after < outcome.models[0].run_secs_before
@@ -308,7 +345,53 @@ def test_a_world_model_is_trained_on_a_model(chain, tmp_path, monkeypatch):
     assert steps[-1] == outcome.env_steps
     assert steps == sorted(steps)
     text = log.read_text()
-    log.write_text(text + '{"env_steps": 1')  # killed while it wrote
+    late = json.dumps({"env_steps": outcome.env_steps + 5})  # of an episode that was not kept, and comes again
+    log.write_text(text + late + '\n{"env_steps": 1')  # killed while it wrote
     assert train(chain, tmp_path / "out", resume=True, **options).env_steps == outcome.env_steps
     training_files.EndToEndLog(tmp_path / "out")
     assert log.read_text() == text
+
+
+@pytest.fixture
+def free(tmp_path) -> Path:
+    """Transposes that cancel, and a view: rewritten it costs nothing."""
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [1, 4, 6]), ("y", [1, 24]))]
+    nodes = [helper.make_node("Transpose", [a], [b], perm=[0, 2, 1]) for a, b in ("xa", "ab")]
+    graph = helper.make_graph([*nodes, helper.make_node("Flatten", ["b"], ["y"])], "g", ends[:1], ends[1:])
+    path = tmp_path / "free.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize("agent", CONFIGS)
+def test_a_model_may_become_free(agent, free, tmp_path, monkeypatch):
+    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: CONFIGS[agent])
+    told, out = [], tmp_path / "out"
+    options = {"agent": agent, "steps": 60, "shapes": None, "progress": lambda done, total, text: told.append(text)}
+    outcome = train(free, out, **options)
+    assert outcome.models[0].run_secs_before > outcome.models[0].run_secs_after == 0.0
+    assert "best 0.0 % of the start's cost" in told
+    assert train(free, out, resume=True, **options).env_steps == outcome.env_steps
+    assert all(value.isfinite().all() for value in load_checkpoint(outcome.checkpoint)[0].values())
+    problem = RewriteProblem(from_onnx(free), Priced(HERE))
+    assert agent_search(outcome.checkpoint).run(problem).run_secs_after == 0.0
+
+
+def test_a_free_graph_is_nothing_to_begin_at(free, tmp_path, monkeypatch):
+    """But the best there is: where settling a family leads to it, too."""
+
+    def settled(problem: RewriteProblem) -> list[Beginning]:
+        found = Greedy().run(problem)
+        assert found.run_secs_after == 0.0
+        problem.settled = Beginning(found.run_secs_after, found.state)
+        return [problem.settled, Beginning(problem.start_secs, problem.start)]
+
+    monkeypatch.setattr(training, "beginnings", settled)
+    monkeypatch.setattr(agent_search_module, "beginnings", settled)
+    outcome = train(free, tmp_path / "out", shapes=None)
+    assert outcome.models[0].run_secs_after == 0.0
+    problem = RewriteProblem(from_onnx(free), Priced(HERE))
+    assert load_checkpoint(outcome.checkpoint)[1]["metadata"]["begins"] == {
+        "chain": f"{problem.start.structural_hash:016x}"
+    }
+    assert agent_search(outcome.checkpoint).run(problem).run_secs_after == 0.0

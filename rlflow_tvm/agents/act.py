@@ -45,9 +45,15 @@ class Agent:
             observation_space: of the environment it is to act in, if it should be checked now.
 
         Raises:
-            AgentError: the file is missing, truncated, of another version, or made for other observation sizes.
+            AgentError: the file is missing, truncated, of another version or kind of agent, or made for other
+                observation sizes.
         """
         tensors, description = load_checkpoint(Path(path), prefix="policy.")
+        if description["agent"] not in DESIGNS:
+            raise AgentError(
+                f"{path}: is an agent of kind {description['agent']}, which this class is not for; load it with "
+                "rlflow_tvm.agents.load_agent"
+            )
         design = DESIGNS[description["agent"]]
         if observation_space is not None:
             found = dataclasses.asdict(design.from_space(observation_space))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 from rlflow_tvm.agents.rollout import Episode
@@ -21,25 +22,30 @@ class Archive:
 
     As in Go-Explore (Ecoffet et al. 2021): first return, then explore. `share` of the episodes begin at one of them:
     what was hard to reach once need not be reached again. Graphs of one model that cost the same count as one. Models
-    of which none is kept yet have their part of the episodes, from the beginning.
+    of which none is kept yet have their part of those episodes too, from the beginning.
     """
 
     size: int
     share: float
     kept: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # cheapest first
 
+    @staticmethod
+    def of(env: gymnasium.Env, size: int, share: float, starts: Iterable[Mapping[str, Any]]) -> Archive:
+        """With the graphs that a training is given, `starts`, and where `env` tells its `models` all of their names."""
+        archive = Archive(size, share, {model: [] for model in getattr(env.unwrapped, "models", ())})
+        for each in starts:
+            archive.take(each)
+        return archive
+
     def add(self, episode: Episode) -> None:
         """Take in an episode's cheapest graph, where the environment told one that it did not begin with."""
-        if not all(name in episode.summary for name in _KEPT):
-            return
-        if episode.summary.get("step") != 0:
+        if all(name in episode.summary for name in _KEPT) and episode.summary.get("step") != 0:
             self.take(episode.summary)
-        elif self.share:
-            self.kept.setdefault(episode.summary["model"], [])
 
     def take(self, summary: Mapping[str, Any]) -> None:
         """Take in a graph: {"model", "run_secs", "plan"}, as an environment tells it."""
-        if not self.share or not math.isfinite(summary["run_secs"]):  # a kernel may fail when it is measured in the end
+        # a kernel may fail when it is measured in the end; from a graph that is free there is nowhere to go on to
+        if not self.share or not 0.0 < summary["run_secs"] < math.inf:
             return
         found = {name: summary[name] for name in _KEPT}
         kept = self.kept.setdefault(found["model"], [])
@@ -49,9 +55,11 @@ class Archive:
             del kept[self.size :]
 
     def start(self, seed: int, number: int) -> Mapping[str, Any] | None:
-        """Where episode `number` begins: `reset`'s option "start"; None for the beginning."""
+        """Where episode `number` begins: `reset`'s option "start", of a model of which no graph is kept its name alone;
+        None for the beginning of whichever model the environment draws."""
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number, _ARCHIVE)))
         if not self.kept or rng.random() >= self.share:
             return None
-        graphs = self.kept[sorted(self.kept)[int(rng.integers(len(self.kept)))]]
-        return graphs[int(rng.integers(len(graphs)))] if graphs else None
+        model = sorted(self.kept)[int(rng.integers(len(self.kept)))]
+        graphs = self.kept[model]
+        return graphs[int(rng.integers(len(graphs)))] if graphs else {"model": model}

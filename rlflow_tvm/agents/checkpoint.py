@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ def save_checkpoint(path: Path, tensors: Mapping[str, torch.Tensor], description
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except (SafetensorError, OSError) as error:
+        with suppress(OSError):  # what there is of it takes space
+            temporary.unlink(missing_ok=True)
         raise AgentError(f"{path}: cannot be written ({error}); free space or give another folder") from error
 
 
@@ -54,7 +57,7 @@ def load_checkpoint(path: Path, prefix: str = "") -> tuple[dict[str, torch.Tenso
     Raises:
         AgentError: the file is missing, truncated, no checkpoint, or of another version.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):  # which is no error either where the name is too long for one
         raise AgentError(f"{path}: no such checkpoint; train one with python -m rlflow_tvm.train, or mend the path")
     try:
         with safe_open(path, framework="pt") as file:

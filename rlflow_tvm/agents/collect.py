@@ -79,7 +79,7 @@ def collect_episode(
 
     The last info's `episode`, JSON, is kept as the episode's summary. AgentError where the masks leave nothing to do.
     """
-    episode = Episode(remembered=opening.start is not None, likeliest=opening.likeliest)
+    episode = Episode(remembered="plan" in (opening.start or {}), likeliest=opening.likeliest)
     observation, info = env.reset(seed=int(rng.integers(2**31)), options=opening.options)
     _note_time(episode, info)
     policy.begin_episode(rng, opening)

@@ -14,11 +14,11 @@ _OWN_PATIENCE = 2 * _PATIENCE
 class Opening:
     """How an episode begins, as JSON takes it.
 
-    `start`: reset's option of that name, a graph to begin at. `likeliest`: whether the policy takes its likeliest
-    actions by what is known of places, in place of drawing them; twenty of them without a cheaper graph end the
-    episode, for what follows says little, and is paid for. `gathers`: whether that is to put together what a training
-    has found out: untried places are expected to save what their rules saved elsewhere, and ten steps are enough.
-    Without it the policy acts as the agent will.
+    `start`: reset's option of that name, a graph to begin at, or a model at whose beginning. `likeliest`: whether the
+    policy takes its likeliest actions by what is known of places, in place of drawing them; twenty of them without a
+    cheaper graph end the episode, for what follows says little, and is paid for. `gathers`: whether that is to put
+    together what a training has found out: untried places are expected to save what their rules saved elsewhere, and
+    ten steps are enough. Without it the policy acts as the agent will.
     """
 
     start: Mapping[str, Any] | None = None

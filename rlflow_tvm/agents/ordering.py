@@ -220,7 +220,9 @@ def train_ordering(
     rollout = min(chosen.settings.get("n_steps", 0), max(_MINIBATCH, steps // _MINIBATCH * _MINIBATCH))
     with torch_settings(1), _numbers_restored():  # the networks are small, and the environment is most of the time
         settings = {**chosen.settings, **({"n_steps": rollout} if "n_steps" in chosen.settings else {})}
-        learner = chosen.learner(policy, env, gamma=gamma, seed=seed, policy_kwargs=options, device="cpu", **settings)
+        learner = chosen.learner(
+            policy, env, gamma=gamma, seed=seed % 2**32, policy_kwargs=options, device="cpu", **settings
+        )  # numpy's old generator, which the libraries seed, takes no more bits
         try:
             learner.learn(steps, callback=_Watch(on_step, on_episode))
         except KeyboardInterrupt:

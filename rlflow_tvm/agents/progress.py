@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
+from rlflow_tvm.errors import AgentError
 from rlflow_tvm.jsonl import append_line, keep_lines
 
 FILE_NAME = "progress.jsonl"
@@ -27,14 +30,26 @@ class ProgressLog:
     def __init__(self, folder: Path, kept_updates: int, env_steps: int) -> None:
         self.path = folder / FILE_NAME
         keep_lines(self.path, lambda line: bool(line.get("update", math.inf) <= kept_updates))
-        self._events = SummaryWriter(str(folder), purge_step=env_steps + 1)
+        with self._writing_events():
+            self._events = SummaryWriter(str(folder), purge_step=env_steps + 1)
 
     def write(self, line: dict[str, Any]) -> None:
         """One update's numbers; on disk when this returns."""
         append_line(self.path, line)
-        for name, value in line.items():
-            if value is not None:
-                self._events.add_scalar(name, value, line["env_steps"])
+        with self._writing_events():
+            for name, value in line.items():
+                if value is not None:
+                    self._events.add_scalar(name, value, line["env_steps"])
+
+    @contextmanager
+    def _writing_events(self) -> Iterator[None]:
+        """AgentError where that cannot be: TensorBoard tells it at the next call, whichever that is."""
+        try:
+            yield
+        except OSError as error:
+            raise AgentError(
+                f"{self.path.parent}: TensorBoard cannot write its events ({error.strerror}); free space, then resume"
+            ) from error
 
     def __enter__(self) -> ProgressLog:
         return self
@@ -42,4 +57,5 @@ class ProgressLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._events.close()
+        with nullcontext() if error is None else suppress(AgentError), self._writing_events():
+            self._events.close()

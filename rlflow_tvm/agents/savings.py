@@ -20,10 +20,13 @@ MOST = 100.0
 
 
 def savings(episode: Episode) -> np.ndarray:
-    """100 (RT(t-1) - RT(t)) / RT(0) of each step, float32 (T,); AgentError where the environment told no times."""
+    """100 (RT(t-1) - RT(t)) / RT(0) of each step, float32 (T,), of a first graph that is free nothing; AgentError where
+    the environment told no times."""
     if len(episode.run_secs) != len(episode) + 1:
         raise AgentError("savings: the environment must tell run_secs, finite, in each step's info")
     secs = np.asarray(episode.run_secs)
+    if secs[0] == 0.0:
+        return np.zeros(len(episode), np.float32)
     return (100.0 * (secs[:-1] - secs[1:]) / secs[0]).astype(np.float32)
 
 

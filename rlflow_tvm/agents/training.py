@@ -130,7 +130,8 @@ def train(
     those of `config` and `seed` inside, and the caller's again afterwards.
 
     Args:
-        env: a rewriting environment; it is not closed. With `workers` only its observation space is looked at.
+        env: a rewriting environment; it is not closed. With `workers` only its observation space and the names
+            of its `models` are looked at.
         config: settings.
         total_steps: environment steps.
         seed: of everything random.
@@ -152,8 +153,8 @@ def train(
             another config, seed, environment or metadata; or the workers cannot work.
     """
     folder = Path(out_dir)
-    if total_steps < 1 or seed < 0:
-        raise AgentError(f"train: total_steps {total_steps} must be at least 1 and seed {seed} at least 0")
+    if total_steps < 1 or not 0 <= seed < 2**64:
+        raise AgentError(f"train: total_steps {total_steps} must be at least 1, seed {seed} at least 0 and below 2^64")
     check_folder(folder, resume)
     design = DESIGNS[policy]
     sizes = design.from_space(env.observation_space)
@@ -162,9 +163,7 @@ def train(
     with torch_settings(config.threads):
         learner = PPO(lambda: design.make(sizes, config), config, seed)
         counts = _Counts(likeliest_every=config.likeliest_every)
-        archive = Archive(config.remembered, config.remembered_share)
-        for each in starts:
-            archive.take(each)
+        archive = Archive.of(env, config.remembered, config.remembered_share, starts)
         path = folder / checkpoint.FILE_NAME
         if resume:
             counts = _restore(path, design, learner, archive, identity)
@@ -249,7 +248,10 @@ def check_folder(folder: Path, resume: bool) -> None:
         raise AgentError(f"{there}: is a file; give another output folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise AgentError(f"{there}: cannot be written; give another output folder")
-    found = [name for name in _LEFT_BEHIND if (folder / name).exists() and not _is_empty(folder / name)]
+    try:
+        found = [name for name in _LEFT_BEHIND if (folder / name).exists() and not _is_empty(folder / name)]
+    except OSError as error:
+        raise AgentError(f"{folder}: cannot be looked into ({error.strerror}); give another output folder") from error
     if found and not resume:
         remedy = "resume it" if found[0] == checkpoint.FILE_NAME else "move that away"
         raise AgentError(f"{folder}: holds a training already ({found[0]}); {remedy}, or give another output folder")
@@ -287,7 +289,7 @@ def _restore(path: Path, design: Design, learner: PPO, archive: Archive, identit
     tensors, description = checkpoint.load_checkpoint(path)
     refuse_differences(path, description, identity, learner.policy.sizes)
     learner.restore(tensors, description["learner"])
-    archive.kept = description["archive"]
+    archive.kept.update(description["archive"])
     return _Counts(**description["counts"])
 
 

@@ -27,7 +27,7 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], Any]):
     `model` is the name of the one in use, `current` the environment itself. All must have the same rules. The last info
     of an episode holds as `episode` its cheapest graph, confirmed: {"model", "run_secs", "plan", "step"}, the plan's
     fields as JSON, and the episode's step that led to it, 0 where that is its first graph. As `reset`'s option "start"
-    it is where an episode begins.
+    it is where an episode begins; {"model"} alone, where those of that model do.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own convention
@@ -44,6 +44,11 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], Any]):
     def _begin(self) -> None:
         self._step = 0
         self._best = self._first = _Met(0, self.current.run_secs, self.current.state)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of all of them."""
+        return tuple(self._envs)
 
     @property
     def limit(self) -> float:
@@ -66,7 +71,7 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], Any]):
                 f"reset: there is no model {self.model} here to start from; there are: {', '.join(self._envs)}"
             )
         own = {name: value for name, value in (options or {}).items() if name != "start"}
-        if start is not None:
+        if start is not None and "plan" in start:
             own["plan"] = Plan.of(start["plan"])
         reset = self.current.reset(seed=seed, options=own or None)
         self._begin()

@@ -42,13 +42,14 @@ are led back through a block, greedy search alone does not reach."""
 
 
 def check_seed(seed: int) -> None:
-    """UsageError for a seed that no generator takes."""
-    if seed < 0:
-        raise UsageError(f"seed {seed}: give 0 or more")
+    """UsageError for a seed that some generator does not take: torch's have 64 bits."""
+    if not 0 <= seed < 2**64:
+        raise UsageError(f"seed {seed}: give 0 or more, below 2^64")
 
 
 def make_search(name: str, seed: int = 0, budget: Budget | None = None) -> Search:
-    """The search called `name`, with its own budget by default; UsageError lists the names. `seed` is at least 0."""
+    """The search called `name`, with its own budget by default; UsageError lists the names; `seed`: see
+    `check_seed`."""
     check_seed(seed)
     if name not in SEARCHES:
         raise UsageError(f"no search is called {name!r}: there are {', '.join(SEARCHES)}")

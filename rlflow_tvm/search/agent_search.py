@@ -56,6 +56,8 @@ class AgentSearch:
         best = Incumbent(problem, self.budget or Budget(self.horizon * (1 + self.samples)), progress)
         begin = beginnings(problem)[0] if self.settled else Beginning(problem.start_secs, problem.start)
         best.offer(begin.state, begin.run_secs)
+        if begin.run_secs == 0.0:
+            return best.result()
         self._play(policy, best, begin, None, 1)
         idle = 0
         while left > 0 and idle < _IDLE and not best.exhausted:

@@ -16,6 +16,7 @@ from training_checks import make_ppo
 
 from rlflow_tvm import agents
 from rlflow_tvm.agents.act import Agent
+from rlflow_tvm.agents.checkpoint import save_checkpoint
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.observation import ObservationSizes
 from rlflow_tvm.agents.registry import AGENTS, agent_kind, load_agent
@@ -105,6 +106,13 @@ def test_a_checkpoint_of_other_parameters_is_an_error(stored, damage):
     save_file(tensors, stored, metadata=metadata)
     with pytest.raises(AgentError, match=f"value_head.weight is {damage}"):
         Agent.load(stored)
+
+
+def test_an_agent_of_another_kind_is_an_error(tmp_path):
+    path = tmp_path / "agent.safetensors"
+    save_checkpoint(path, {}, {"agent": "world-model", "metadata": {}})
+    with pytest.raises(AgentError, match=rf"^{path}: is an agent of kind world-model, .*\.agents\.load_agent$"):
+        Agent.load(path)
 
 
 def test_the_registry_builds_trains_and_loads(env, tmp_path):

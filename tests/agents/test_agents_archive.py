@@ -32,6 +32,7 @@ def test_the_cheapest_of_each_model_are_kept_once_each():
     archive.add(told("two", 9.0, "f"))
     archive.add(Episode())  # an environment that tells nothing
     archive.add(told("two", float("inf"), "g"))  # a graph whose kernels fail
+    archive.add(told("two", 0.0, "j"))  # one that is free
     assert [each["plan"] for each in archive.kept["one"]] == ["e", "b"]
     assert archive.kept["two"] == [{"model": "two", "run_secs": 9.0, "plan": "f"}]
     archive.add(Episode(summary={"model": "two", "run_secs": 8.0, "plan": "h", "step": 0}))  # its own beginning
@@ -43,7 +44,7 @@ def test_a_share_of_the_episodes_begins_there_the_same_ones_each_time():
     archive = Archive(3, 0.3)
     assert [archive.start(0, number) for number in range(50)] == [None] * 50
     for number in range(6):
-        archive.add(told("ab"[number % 2], float(number), number))
+        archive.add(told("ab"[number % 2], 1.0 + number, number))
     starts = [archive.start(0, number) for number in range(3000)]
     assert (
         starts
@@ -52,10 +53,11 @@ def test_a_share_of_the_episodes_begins_there_the_same_ones_each_time():
     )
     share = {plan: sum(each is not None and each["plan"] == plan for each in starts) / 3000 for plan in range(6)}
     assert all(abs(each - 0.05) < 0.015 for each in share.values())
-    archive.add(Episode(summary={"model": "c", "run_secs": 8.0, "plan": "h", "step": 0}))  # of which nothing is found
-    began = [archive.start(0, number) for number in range(3000)]
-    share = [sum(each is not None and each["model"] == model for each in began) / 3000 for model in "abc"]
-    assert share == pytest.approx([0.1, 0.1, 0.0], abs=0.02), "it has as many as the others have, from the beginning"
+    archive.kept["c"] = []  # of which nothing is found
+    began = [each for number in range(3000) if (each := archive.start(0, number)) is not None]
+    share = [sum(each["model"] == model and "plan" in each for each in began) / 3000 for model in "abc"]
+    assert share == pytest.approx([0.1, 0.1, 0.0], abs=0.02)
+    assert began.count({"model": "c"}) / 3000 == pytest.approx(0.1, abs=0.02), "it has as many, from the beginning"
     never = Archive(3, 0.0)
     never.add(told("a", 1.0, 1))
     assert never.kept == {}
@@ -84,6 +86,39 @@ def test_training_begins_episodes_at_the_cheapest_graphs_and_tells_returns_of_th
     assert result.best_return == max(each.total_reward for each in seen if not each.remembered)
 
 
+def test_a_model_of_which_nothing_is_found_has_its_part_of_the_episodes(toy, tmp_path):
+    """They begin at no remembered graph; and a resumed training has the same."""
+
+    class TwoModels(toy.ToyRewriteEnv):
+        """As `ManyModelsEnv`; of the poor one nothing can be rewritten."""
+
+        models = ("poor", "rich")
+
+        def begin(self, seed, options):
+            start = (options or {}).get("start", {})
+            info = super().begin(seed, options if "plan" in start else {})
+            self.model = start.get("model", self.models[int(self.np_random.integers(2))])
+            if self.model == "poor":
+                self.state = self.cheapest = ((toy.HOT,), ())
+            return {**info, "run_secs": toy.cost(self.state) * 1e-3}
+
+        def move(self, action):
+            *moved, info = super().move(action)
+            if "episode" in info:
+                info["episode"] |= {"model": self.model, "step": self.better}
+            return *moved, info
+
+    env, config, seen = TwoModels(length=4), dataclasses.replace(CONFIG, remembered_share=0.75), []
+    train(env, config, 800, 0, tmp_path / "straight", on_episode=seen.append)
+    poor = [episode for episode in seen if episode.summary["model"] == "poor"]
+    assert len(poor) / len(seen) == pytest.approx(0.5, abs=0.08)
+    assert not any(episode.remembered for episode in poor)
+    assert any(episode.remembered for episode in seen)
+    train(env, config, 400, 0, tmp_path / "cut")
+    train(env, config, 800, 0, tmp_path / "cut", resume=True)
+    assert_same_training(tmp_path / "straight", tmp_path / "cut")
+
+
 @pytest.mark.parametrize(("name", "value"), [("remembered", 0), ("remembered_share", 1.0), ("remembered_share", -0.1)])
 def test_impossible_shares_are_refused(name, value):
     with pytest.raises(AgentError, match=name):
@@ -92,7 +127,7 @@ def test_impossible_shares_are_refused(name, value):
 
 def test_a_training_may_begin_at_a_graph_that_it_is_given(toy, tmp_path):
     """Until it has met cheaper ones; a resumed one has it from the checkpoint."""
-    given = {"model": "toy", "run_secs": 0.0, "plan": [[toy.HOT, toy.HOT, toy.RED], [1, 0]]}
+    given = {"model": "toy", "run_secs": 1e-3, "plan": [[toy.HOT, toy.HOT, toy.RED], [1, 0]]}
     config, seen = dataclasses.replace(CONFIG, remembered_share=0.5), []
     env = toy.ToyRewriteEnv(length=6, horizon=8)
     train(env, config, 80, 1, tmp_path / "straight", on_episode=seen.append, starts=[given])

@@ -1,7 +1,8 @@
-"""Checkpoints: round trips, one-line errors, and kills at any moment."""
+"""Checkpoints: round trips, one-line errors, kills at any moment, and full disks, of what stands beside them too."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,9 +11,14 @@ import sys
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.utils.tensorboard import SummaryWriter
 
 from rlflow_tvm.agents.checkpoint import FORMAT, VERSION, load_checkpoint, save_checkpoint
+from rlflow_tvm.agents.progress import ProgressLog
+from rlflow_tvm.agents.rollout import Episode
+from rlflow_tvm.agents.world.rollouts import Rollouts
 from rlflow_tvm.errors import AgentError
+from rlflow_tvm.jsonl import keep_lines
 
 
 def test_tensors_and_description_round_trip(tmp_path):
@@ -46,6 +52,7 @@ def one_line_error(path):
 def test_a_missing_file_and_a_folder_are_errors(tmp_path):
     assert "no such checkpoint" in one_line_error(tmp_path / "none.safetensors")
     assert "no such checkpoint" in one_line_error(tmp_path)
+    assert "no such checkpoint" in one_line_error(tmp_path / ("n" * 300))
 
 
 @pytest.mark.parametrize("kept", [0, 1, 7, 8, 40, 200, -1])
@@ -70,6 +77,44 @@ def test_another_version_and_another_format_are_errors(tmp_path):
 def test_a_folder_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(AgentError, match="cannot be written"):
         save_checkpoint(tmp_path / "none" / "agent.safetensors", {"policy.w": torch.ones(2)}, {})
+
+
+def full_disk(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_an_error_and_nothing_half_written_is_left(tmp_path, monkeypatch):
+    path = tmp_path / "agent.safetensors"
+    save_checkpoint(path, {"policy.w": torch.zeros(5)}, {})
+    monkeypatch.setattr("rlflow_tvm.agents.checkpoint.os.fsync", full_disk)
+    with pytest.raises(AgentError, match=r"No space left on device.*free space"):
+        save_checkpoint(path, {"policy.w": torch.ones(5)}, {})
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_no_half_of_an_episode_or_of_a_log(tmp_path, monkeypatch):
+    (tmp_path / "log.jsonl").write_text("{}\n")
+    monkeypatch.setattr("rlflow_tvm.agents.world.rollouts.pack_episode", lambda _: b"an episode")
+    monkeypatch.setattr("rlflow_tvm.agents.world.rollouts.os.replace", full_disk)
+    with pytest.raises(AgentError, match=r"No space left on device.*free space, then resume"):
+        Rollouts(tmp_path).add(Episode())
+    with pytest.raises(AgentError, match=r"No space left on device.*free space, then resume"):
+        keep_lines(tmp_path / "log.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+@pytest.mark.parametrize("call", ["__init__", "add_scalar", "close"])
+def test_a_full_disk_is_told_where_tensorboard_meets_it(tmp_path, monkeypatch, call):
+    monkeypatch.setattr(SummaryWriter, call, full_disk)
+    said = f"^{tmp_path}: TensorBoard cannot write its events .No space left on device.; free space, then resume$"
+    with pytest.raises(AgentError, match=said), ProgressLog(tmp_path, 0, 0) as log:
+        log.write({"update": 1, "env_steps": 3})
+
+
+def test_an_error_is_not_hidden_by_one_of_tensorboard(tmp_path, monkeypatch):
+    monkeypatch.setattr(SummaryWriter, "close", full_disk)
+    with pytest.raises(KeyboardInterrupt), ProgressLog(tmp_path, 0, 0):
+        raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("stage", ["save_file", "os.fsync", "os.replace"])

@@ -47,10 +47,10 @@ class Digits(gymnasium.Env):
         return np.array([*self.digits, 1.0, -1.0], np.float32)
 
 
-def trained(tmp_path, name, steps=64, **options):
+def trained(tmp_path, name, steps=64, seed=0, **options):
     told = []
     agent = train_ordering(
-        Digits(), name, steps, 0, tmp_path / "agent.safetensors", metrics=METRICS, gamma=0.99,
+        Digits(), name, steps, seed, tmp_path / "agent.safetensors", metrics=METRICS, gamma=0.99,
         metadata={"of": "digits"}, on_step=told.append, on_episode=lambda taken, info: told.append(info), **options,
     )  # fmt: skip
     return agent, told
@@ -116,6 +116,10 @@ def test_the_callers_random_numbers_are_left_as_they_were(tmp_path):
     seed()
     trained(tmp_path, "ppo")
     assert drawn() == expected
+
+
+def test_a_seed_may_have_more_than_32_bits(tmp_path):
+    assert trained(tmp_path, "a2c", seed=2**63 + 1)[1]
 
 
 def test_files_of_other_agents_are_told(tmp_path):

@@ -69,6 +69,12 @@ def test_unknown_names(run, tmp_path):
     one_line(run("optimize", path, "--shape", "x:1,2"), 2, "--shape")
 
 
+def test_a_model_given_twice(run, tmp_path):
+    path = relu_model(tmp_path / "relu.onnx")
+    one_line(run("train", path, path, "--out", tmp_path / "out"), 2, "relu.onnx: is given twice; leave one out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_plan_for_another_model(run, tmp_path):
     first, second = relu_model(tmp_path / "first.onnx"), relu_model(tmp_path / "second.onnx", extent=9)
     plan = tmp_path / "plan.json"

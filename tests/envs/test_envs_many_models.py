@@ -176,6 +176,14 @@ def test_a_replay_counts_from_where_its_episode_began():
     assert not truncated
 
 
+def test_an_episode_begins_at_a_model_that_is_told(env):
+    assert env.models == tuple(MODELS)
+    for name in MODELS:
+        for seed in range(3):
+            _, info = env.reset(seed=seed, options={"start": {"model": name}})
+            assert (env.model, info["run_secs"], len(env.current.plan)) == (name, env.current.problem.start_secs, 0)
+
+
 def test_no_models_are_refused():
     with pytest.raises(EnvError, match="at least one"):
         ManyModelsEnv({})

@@ -36,7 +36,8 @@ class RealEpisodes:
     """All of a training's, each determined by the seed, its number, the policy and those before it.
 
     Args:
-        env: the real environment; its observation space alone is looked at where workers collect.
+        env: the real environment; where workers collect, its observation space alone is looked at, and the names of its
+            `models`.
         config: settings.
         seed: of everything random.
         folder: of the files.
@@ -138,9 +139,7 @@ class RealEpisodes:
 
     def _archive(self, number: int) -> Archive:
         """The cheapest graphs of so many episodes."""
-        archive = Archive(self._config.remembered, self._config.remembered_share)
-        for each in self.starts:
-            archive.take(each)
+        archive = Archive.of(self.env, self._config.remembered, self._config.remembered_share, self.starts)
         for episode in self.rollouts.episodes[:number]:
             archive.add(episode)
         return archive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,8 @@ class Rollouts:
             temporary.write_bytes(pack_episode(episode))
             os.replace(temporary, path)
         except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise AgentError(f"{path}: cannot be written ({error.strerror}); free space, then resume") from error
         self.episodes.append(episode)
 

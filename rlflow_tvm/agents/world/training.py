@@ -80,8 +80,8 @@ def train(
     that did best there, with V and M as they were then.
     """
     folder = Path(out_dir)
-    if total_steps < 1 or seed < 0:
-        raise AgentError(f"train: total_steps {total_steps} must be at least 1 and seed {seed} at least 0")
+    if total_steps < 1 or not 0 <= seed < 2**64:
+        raise AgentError(f"train: total_steps {total_steps} must be at least 1, seed {seed} at least 0 and below 2^64")
     check_folder(folder, resume)
     # the steps too: they say how many are random ones
     told = {**(metadata or {}), "total_steps": total_steps}

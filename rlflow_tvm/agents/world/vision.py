@@ -13,6 +13,9 @@ from torch.nn import functional
 from rlflow_tvm.agents.encoder import GraphEncoder
 from rlflow_tvm.agents.observation import CompactObservation, GraphBatch, ObservationSizes
 
+_LEAST_SECS = 1e-9
+"""Below any kernel's: what a graph counts as that costs nothing."""
+
 
 @dataclass(frozen=True, eq=False)
 class GraphFacts:
@@ -20,7 +23,7 @@ class GraphFacts:
 
     operators: torch.Tensor  # (B, O) log(1 + nodes of each operator)
     nodes: torch.Tensor  # (B,) log(1 + nodes)
-    log_cost: torch.Tensor  # (B,) log of the seconds of a run
+    log_cost: torch.Tensor  # (B,) log of the seconds of a run, at least _LEAST_SECS
     counts: torch.Tensor  # (B, R+1) sites of each rule, stop included
 
     def __getitem__(self, rows: np.ndarray) -> GraphFacts:
@@ -34,7 +37,7 @@ class GraphFacts:
         return GraphFacts(
             operators=torch.from_numpy(np.log1p(histograms)).float(),
             nodes=torch.from_numpy(np.log1p([len(o.nodes) for o in observations])).float(),
-            log_cost=torch.from_numpy(np.log(run_secs)).float(),
+            log_cost=torch.from_numpy(np.log(np.maximum(run_secs, _LEAST_SECS))).float(),
             counts=torch.from_numpy(site_counts(observations, sizes)).float(),
         )
 
