@@ -26,7 +26,7 @@ from rlflow_tvm.cost import (
     scratch_folder,
 )
 from rlflow_tvm.envs import ENVIRONMENTS, RewriteProblem
-from rlflow_tvm.errors import AgentError, CostError, KernelError, PlanError, RewriteError
+from rlflow_tvm.errors import AgentError, CostError, PlanError, RewriteError
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.ir import main_of
 from rlflow_tvm.kernels import as_target, extract_kernels, num_cores, pipeline

@@ -1,7 +1,7 @@
 """Converters of single ONNX operators that take the place of TVM's: Relax operators where TVM's importer gives loops
 (`Clip`, `CumSum`, `Einsum`, `Pad`, `Tile`), a stack that is then reduced (`Sum`, `Max`, `Min`, `Mean`) or a computation
 of shapes (`Gather`), and where it gives what cannot be built (`Cosh`, `Equal`, `Pow`, `Sinh`, `Split`) or has another
-type (`Elu`, `OneHot`, `Selu`).
+type (`Elu`, `OneHot`, `Selu`); and those of operators that it does not know (`recurrent.py`).
 
 Each takes the block builder, the inputs (None where one is left out), the attributes and the operator set, and returns
 the expression, or None where TVM's own converter has to do it.
@@ -18,6 +18,7 @@ from tvm import relax
 
 from rlflow_tvm.frontend.halves import HALVES
 from rlflow_tvm.frontend.norms import NORMS
+from rlflow_tvm.frontend.recurrent import RECURRENT
 from rlflow_tvm.frontend.reductions import REDUCTIONS
 from rlflow_tvm.frontend.resize import check_resize
 from rlflow_tvm.frontend.writer import dtype_of
@@ -280,6 +281,7 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     **REDUCTIONS,
     **HALVES,
     **NORMS,
+    **RECURRENT,
     "Clip": _clip,
     "Cosh": _cosh,
     "CumSum": _cumsum,

@@ -200,7 +200,7 @@ def _check_operators(graph: Graph) -> None:
                 "loop unrolled"
             )
         if node.domain in ("", "ai.onnx"):
-            supported = node.op_type in known and node.op_type not in _REFUSED
+            supported = node.op_type in known.keys() | CONVERTERS and node.op_type not in _REFUSED
         else:
             supported = node.domain == "com.microsoft" and node.op_type in _MICROSOFT & known.keys()
         if not supported:
@@ -298,6 +298,9 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
         self._graph = graph
         self._read = graph.uses()
         self._ahead = iter(graph.nodes)  # TVM converts them in this order
+
+    def _check_for_unsupported_ops(self, _graph: onnx.GraphProto) -> None:
+        """Those of `converters.py` alone are none: `_check_operators` has looked."""
 
     def _sanitize_name(self, name: str) -> str:
         return self._parameters.get(name, name)  # weights, which are no parameters for long, keep their names
