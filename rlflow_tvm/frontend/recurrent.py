@@ -166,8 +166,10 @@ def _rows(bb: relax.BlockBuilder, whole: relax.Expr, parts: int, rows: int) -> l
 
 
 def _cut(bb: relax.BlockBuilder, whole: relax.Expr, parts: int) -> list[relax.Expr]:
-    cut = bb.emit(relax.op.split(whole, parts, -1))
-    return [bb.emit(relax.TupleGetItem(cut, i)) for i in range(parts)]
+    """Along the last axis, by slices, which the kernels that read them do themselves: a split is a kernel more."""
+    shape = [int(extent) for extent in whole.ty.shape.values]
+    axis, size = len(shape) - 1, shape[-1] // parts
+    return [bb.emit(relax.op.strided_slice(whole, [axis], [i * size], [(i + 1) * size])) for i in range(parts)]
 
 
 def _plus_hidden(bb: relax.BlockBuilder, gates: relax.Expr, hidden: relax.Expr | None, weights: _Weights) -> relax.Expr:
