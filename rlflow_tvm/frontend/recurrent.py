@@ -65,22 +65,23 @@ def _recurrent(operator: str) -> Converter:
                 found.append(state.hidden)
             by_way.append((found[::way], state))
         batch = int(inputs[0].ty.shape.values[1])
-
-        def stacked(tensors: Sequence[relax.Expr], shape: tuple[int, ...]) -> relax.Expr:
-            while len(tensors) > 1:
-                groups = [list(tensors[i : i + _TOGETHER]) for i in range(0, len(tensors), _TOGETHER)]
-                tensors = [bb.emit(relax.op.concat(group, 0)) if len(group) > 1 else group[0] for group in groups]
-            return bb.normalize(relax.op.reshape(tensors[0], shape))
-
-        all_steps = [stacked(found, (steps, 1, batch, hidden_size)) for found, _ in by_way]
+        all_steps = [_stacked(bb, found, (steps, 1, batch, hidden_size)) for found, _ in by_way]
         every = bb.normalize(relax.op.concat(all_steps, 1)) if len(ways) > 1 else all_steps[0]
         last = (len(ways), batch, hidden_size)
-        outputs = [every, stacked([state.hidden for _, state in by_way], last)]
+        outputs = [every, _stacked(bb, [state.hidden for _, state in by_way], last)]
         if operator == "LSTM":
-            outputs.append(stacked([state.cell for _, state in by_way], last))
+            outputs.append(_stacked(bb, [state.cell for _, state in by_way], last))
         return relax.Tuple(outputs)
 
     return convert
+
+
+def _stacked(bb: relax.BlockBuilder, tensors: Sequence[relax.Expr], shape: tuple[int, ...]) -> relax.Expr:
+    """Tensors of one shape, put together along their first axis, as one of `shape`."""
+    while len(tensors) > 1:
+        groups = [list(tensors[i : i + _TOGETHER]) for i in range(0, len(tensors), _TOGETHER)]
+        tensors = [bb.emit(relax.op.concat(group, 0)) if len(group) > 1 else group[0] for group in groups]
+    return bb.normalize(relax.op.reshape(tensors[0], shape))
 
 
 def _check_lengths(given: relax.Expr | None, steps: int) -> None:
