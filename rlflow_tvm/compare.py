@@ -62,7 +62,8 @@ def main(
     plans: Annotated[
         Path | None,
         typer.Option(
-            help="Write the plan of each search and agent into this folder, as NAME.plan.json, as soon as it is found."
+            help="Write the plan of each search and agent into this folder, as NAME.plan.json, as soon as it is found "
+            "(else it is kept beside the database)."
         ),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
@@ -126,21 +127,23 @@ def main(
 
 
 def _found(way: Method, mod: tvm.IRModule, cost_model: CostModel, plans: Path | None) -> GraphState:
-    """What it makes of the model; its plan is written at once, for what comes behind may fail or be ended."""
-    from rlflow_tvm.superoptimize import unchecked_kept
-
-    path = None if plans is None or way.plan_name is None else plans / way.plan_name
+    """What it makes of the model; its plan is written at once, for what comes behind may fail or be ended: into
+    `plans`, or else beside the database."""
+    from rlflow_tvm.superoptimize import keep_plan, unchecked_kept
 
     def write(plan: Plan) -> Path | None:
-        if path is not None:
-            plan.save(path)
-        return path
+        if way.plan_name is None:  # it is from a file
+            return None
+        if plans is None:
+            return keep_plan(plan, way.plan_name.removesuffix(".plan.json"))
+        plan.save(plans / way.plan_name)
+        return plans / way.plan_name
 
     with cli.progress_bar(way.described) as bar, unchecked_kept(write) as on_plan:
         cost_model.on_progress = cli.kernels_told(bar)
         state = way.find(mod, cost_model, lambda done, total, best: bar(done, total, cli.milliseconds(best)), on_plan)
-    if write(state.plan) is not None:
-        print(f"plan written to {path}")
+    if (path := write(state.plan)) is not None:
+        print(f"plan {'kept in' if plans is None else 'written to'} {path}")
     return state
 
 

@@ -38,6 +38,7 @@ from rlflow_tvm.cost import Candidate, export_library, measure_interleaved, scra
 from rlflow_tvm.errors import CostError, RewriteError, UsageError
 from rlflow_tvm.frontend import random_inputs, save_onnx, to_onnx, zoo
 from rlflow_tvm.kernels import BY_SHAPE, TUNED_RULE, Choices, Lowering, explain, num_cores, pipeline, vector_lanes
+from rlflow_tvm.kernels.target import is_of_this_machine
 from rlflow_tvm.passes.mended import convert_layout
 
 log = logging.getLogger("rlflow_tvm")
@@ -52,7 +53,8 @@ def check(against: Sequence[str], target: tvm.target.Target, zoo_name: str | Non
     """What can be told before any work.
 
     Raises:
-        UsageError: a name that is not in `AGAINST`, or twice there; torch.compile for a file; a target that is no CPU.
+        UsageError: a name that is not in `AGAINST`, or twice there; torch.compile for a file; a target that is no CPU,
+            or not this machine's kind of one.
         FrontendError: torch.compile for an evaluation model that is no torch module, or without what builds it.
         CostError: ONNX Runtime is needed and not installed.
     """
@@ -63,6 +65,11 @@ def check(against: Sequence[str], target: tvm.target.Target, zoo_name: str | Non
             raise UsageError(f"--against {name}: is given twice; name it once")
     if target.kind.name != "llvm":
         raise UsageError(f"--target {target.kind.name}: models are compared on CPUs; for GPUs use scripts/bench_gpu.py")
+    if not is_of_this_machine(target):
+        raise UsageError(
+            f"--target {target}: models as a whole are timed on this machine, which cannot run code for that one: "
+            "rlflow_tvm.optimize prices models by kernels measured there"
+        )
     if TORCH in against:
         if zoo_name is None:
             raise UsageError(

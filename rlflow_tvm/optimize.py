@@ -65,7 +65,7 @@ def main(
     from rlflow_tvm.frontend import from_onnx, to_onnx
     from rlflow_tvm.replay import compile
     from rlflow_tvm.search import Budget, make_search
-    from rlflow_tvm.superoptimize import agent_search, keep_if_not_slower, optimize, unchecked_kept
+    from rlflow_tvm.superoptimize import agent_search, keep_if_not_slower, keep_plan, optimize, unchecked_kept
 
     if 0 < tune < LEAST_TRIALS:
         raise UsageError(f"--tune {tune}: give at least {LEAST_TRIALS}, or 0 for none")
@@ -108,7 +108,7 @@ def main(
             result, gain = keep_if_not_slower(result, cost_model, timing)
         if result.plan != found:
             _save(result.plan, plan)
-            if (place := _save(found, None, "slower")) is not None:
+            if (place := keep_plan(found, "slower")) is not None:
                 log.warning("the plan that was found is kept in %s", place)
         if tune:
             with _goes_on("kernels are as they were, but for those tuned by then"):
@@ -167,22 +167,14 @@ def main(
         print(f"library written to {library} ({checked})")
 
 
-def _save(plan: Plan, path: Path | None, name: str = "last") -> Path | None:
-    """Where a plan is written: there, or where nobody asked for it beside the database, if that can be, as what comes
-    after a search may fail. `name`: what the file there begins with."""
-    from rlflow_tvm.cost import default_path
-    from rlflow_tvm.errors import PlanError
+def _save(plan: Plan, path: Path | None) -> Path | None:
+    """Where a plan is written: there, or where nobody asked for it beside the database, if that can be."""
+    from rlflow_tvm.superoptimize import keep_plan
 
-    if path is not None:
-        plan.save(path)
-        return path
-    beside = default_path().with_name(f"{name}.{plan.start_hash:016x}.plan.json")
-    try:
-        plan.save(beside)
-    except PlanError as error:
-        log.warning("%s", error)
-        return None
-    return beside
+    if path is None:
+        return keep_plan(plan)
+    plan.save(path)
+    return path
 
 
 @contextmanager

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import tvm
 
 from rlflow_tvm.errors import CostError
-from rlflow_tvm.kernels import Choices, as_target, pipeline
+from rlflow_tvm.kernels import Choices, as_target, pipeline, vector_lanes
 from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RuleSet
+
+log = logging.getLogger("rlflow_tvm")
 
 
 @tvm.transform.module_pass(opt_level=0, name="rlflow_tvm.ApplyPlan")
 class ApplyPlan:
     """Repeat the rewrites of a plan: deterministic, without measuring, torch or dgl.
 
-    PlanError at construction if the file is unusable, in the pass if the plan is for another module.
+    The log is told where the plan is for processors with other vectors than the target has that TVM is compiling for:
+    outputs are the same, but layouts are blocked for those. PlanError at construction if the file is unusable, in the
+    pass if the plan is for another module.
     """
 
     def __init__(self, plan: Plan | str | Path) -> None:
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        target = tvm.target.Target.current(allow_none=True)
+        if target is not None and (lanes := vector_lanes(as_target(target))) != self.plan.lanes:
+            log.warning(
+                "the plan was found for processors with %d floats a vector, the target has %d: it computes the same, "
+                "but a search for this target finds a faster graph",
+                self.plan.lanes,
+                lanes,
+            )
         return replay(mod, self.plan).bound()
 
 

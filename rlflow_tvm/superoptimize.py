@@ -26,10 +26,10 @@ from rlflow_tvm.cost import (
     scratch_folder,
 )
 from rlflow_tvm.envs import ENVIRONMENTS, RewriteProblem
-from rlflow_tvm.errors import AgentError, CostError, PlanError, RewriteError
+from rlflow_tvm.errors import AgentError, CostError, PlanError, RewriteError, RlflowError
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.ir import main_of
-from rlflow_tvm.kernels import as_target, extract_kernels, num_cores, pipeline
+from rlflow_tvm.kernels import as_target, current_target, extract_kernels, num_cores, pipeline, vector_lanes
 from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RuleSet
 from rlflow_tvm.search import DEFAULT_SEARCH, Budget, Progress, Search, SearchResult, check_seed, make_search
 from rlflow_tvm.verify import check_state, with_weights
@@ -93,6 +93,18 @@ def unchecked_kept(write: Callable[[Plan], Path | None]) -> Iterator[Callable[[P
         if told and (place := write(told[-1])) is not None:
             log.warning("outputs were not compared: the plan written to %s is unchecked", place)
         raise
+
+
+def keep_plan(plan: Plan, name: str = "last") -> Path | None:
+    """Where a plan is kept that nobody asked for: beside the database, if it can be (the log is told), as what comes
+    after a search may fail. `name`: what the file there begins with."""
+    path = default_path().with_name(f"{name}.{plan.start_hash:016x}.plan.json")
+    try:
+        plan.save(path)
+    except PlanError as error:
+        log.warning("%s", error)
+        return None
+    return path
 
 
 def _kept(plan: Plan) -> str:
@@ -231,10 +243,12 @@ class OneThread:
 class Superoptimize:
     """Rewrite `main` into the cheapest equal graph that `search` (or the `agent` of a checkpoint) finds.
 
-    Kernels that the database of measured times does not hold yet are built and timed on this machine.
+    Kernels that the database of measured times does not hold yet are built and timed on this machine. The plan is kept
+    beside the database (`last.HASH.plan.json`) as soon as it is found, whatever comes then.
 
     Args:
-        target: a TVM target, or what `rlflow_tvm.kernels.as_target` takes.
+        target: a TVM target, or what `rlflow_tvm.kernels.as_target` takes; by default the one that the pass is run
+            under, as by `tvm.compile`, else this machine.
         search: name in `rlflow_tvm.search.SEARCHES`; not looked at where `agent` is given.
         agent: path of an agent's checkpoint.
         seed: of random choices.
@@ -242,8 +256,9 @@ class Superoptimize:
         budget: what the search may spend: moves tried ("20000") or a time ("90s", "5m"); by default each search's own.
         progress: told of how far the search is.
 
-    `result` is what the last search found, with the plan that `ApplyPlan` repeats; None where there was none. `gain` is
-    what that gained in a whole module's time (`keep_if_not_slower`).
+    `result` is what the last search found, with the plan that `ApplyPlan` repeats; None before the first, and where one
+    ended in an error. `gain` is what that gained in a whole module's time (`keep_if_not_slower`): beyond doubt below 1
+    where what was found was slower, so that the module was left as it was.
     """
 
     result: SearchResult | None = None
@@ -259,7 +274,7 @@ class Superoptimize:
         budget: str | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.target = as_target(target)
+        self.target = None if target is None else as_target(target)
         self.policy = PredictionPolicy(share=predict)
         spend = None if budget is None else Budget.parse(budget)
         self.search = make_search(search, seed, spend) if agent is None else agent_search(agent, seed, spend)
@@ -267,13 +282,18 @@ class Superoptimize:
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         self.result = self.gain = None
-        if not _computes(mod, self.target):
-            return mod
+        target = self.target or current_target()
         with (
             KernelDatabase(default_path()) as database,
-            CostModel(self.target, database, policy=self.policy) as cost_model,
+            CostModel(target, database, policy=self.policy) as cost_model,
         ):
-            found = optimize(mod, self.search, cost_model, progress=self.progress)
+            if not _computes(mod, target):
+                self.result = _nothing_to_do(mod, target)
+                return mod
+            with unchecked_kept(keep_plan) as on_plan:
+                found = optimize(mod, self.search, cost_model, progress=self.progress, on_plan=on_plan)
+            if len(found.plan):
+                keep_plan(found.plan)
             self.result, self.gain = keep_if_not_slower(found, cost_model)
         return self.result.state.bound()
 
@@ -282,3 +302,12 @@ def _computes(mod: tvm.IRModule, target: tvm.target.Target) -> bool:
     """Whether `main` launches any kernel: it does not where it returns parameters, constants or views of them."""
     body = main_of(mod).body
     return not (isinstance(body, relax.SeqExpr) and not body.blocks) and bool(extract_kernels(mod, target))
+
+
+def _nothing_to_do(mod: tvm.IRModule, target: tvm.target.Target) -> SearchResult | None:
+    """What a search finds where nothing takes time; None where `main` is no graph that a plan could be for."""
+    try:
+        state = GraphState.from_module(mod, RuleSet(CATALOGUE, vector_lanes(target)))
+    except RlflowError:
+        return None
+    return SearchResult(state, 0.0, 0.0, 0, 0, 0, 0.0, ((0, 0.0),))

@@ -15,7 +15,7 @@ from rlflow_tvm import superoptimize
 from rlflow_tvm.cost import CostModel, KernelDatabase, RpcDevices, default_path
 from rlflow_tvm.errors import CostError, PlanError, UsageError
 from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, zoo
-from rlflow_tvm.kernels import as_target
+from rlflow_tvm.kernels import as_target, explain, extract_kernels
 from rlflow_tvm.search import Budget, make_search
 from rlflow_tvm.superoptimize import optimize
 from rlflow_tvm.verify import range_error, run_module
@@ -113,6 +113,47 @@ def test_environment_is_registered(mod):
     env.close()
 
 
+def test_the_target_is_the_one_that_tvm_compiles_for(mod, found, monkeypatch):
+    """As with `pipeline()`."""
+    asked = []
+
+    def noted(target, *arguments, **options):
+        asked.append(target)
+        raise CostError("enough is known")
+
+    monkeypatch.setattr(superoptimize, "CostModel", noted)
+    other = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64", "num-cores": 1})
+    with other, pytest.raises(CostError, match="enough"):
+        rl.Superoptimize()(mod)
+    with pytest.raises(CostError, match="enough"):
+        rl.Superoptimize()(mod)
+    with other, pytest.raises(CostError, match="enough"):
+        rl.Superoptimize(TARGET)(mod)
+    assert [str(target) for target in asked] == [str(other), str(TARGET), str(TARGET)]
+
+
+def test_a_bare_name_means_this_machine_to_prices_too(mod, found):
+    here = rl.graph_cost(mod, TARGET)
+    assert here.run_secs == rl.graph_cost(mod, "llvm").run_secs
+    assert here.run_secs == rl.graph_cost(mod, tvm.target.Target("llvm")).run_secs
+    assert explain(mod, "llvm") == explain(mod, TARGET)
+    assert [kernel.key for kernel in extract_kernels(mod, "llvm")] == [row.key for row in explain(mod, TARGET)]
+    with CostModel("llvm") as cost_model:
+        assert str(cost_model.target) == str(cost_model.timer.target) == str(TARGET)
+    with pytest.raises(UsageError, match="abacus"):
+        CostModel("abacus")
+
+
+def test_a_plan_for_other_vectors_is_told_of(mod, found, caplog):
+    lanes = found.plan.lanes
+    for cpu, told in (("x86-64", True), (TARGET.attrs["mcpu"], False)):
+        caplog.clear()
+        with tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": 1}):
+            rewritten = rl.ApplyPlan(found.plan)(mod)
+        assert (f"for processors with {lanes} floats a vector, the target has 4" in caplog.text) == told
+        tvm.ir.assert_structural_equal(rewritten["main"], found.state.bound()["main"])
+
+
 def test_unknown_names_are_refused():
     with pytest.raises(UsageError, match="no search"):
         rl.Superoptimize(TARGET, search="clever")
@@ -135,7 +176,11 @@ def test_superoptimize_leaves_a_module_alone_that_computes_nothing(body: str) ->
     mod = builder.finalize()
     superoptimize = rl.Superoptimize(TARGET)
     tvm.ir.assert_structural_equal(superoptimize(mod), mod)
-    assert superoptimize.result is None
+    plan = superoptimize.result.plan
+    assert len(plan) == 0
+    tvm.ir.assert_structural_equal(rl.ApplyPlan(plan)(mod)["main"].body, mod["main"].body)
+    assert superoptimize.result.run_secs_after == 0.0
+    assert default_path().is_file()  # as after any search: `rl.compile(database=default_path())` finds it
 
 
 def test_superoptimize_rewrites_main():

@@ -24,7 +24,7 @@ from rlflow_tvm.cost.timer import KernelTimer
 from rlflow_tvm.cost.tuned import TunedSchedules
 from rlflow_tvm.dataflow import Dataflow
 from rlflow_tvm.errors import CostError
-from rlflow_tvm.kernels import BY_SHAPE, Choices, Kernel, Lowering
+from rlflow_tvm.kernels import BY_SHAPE, Choices, Kernel, Lowering, as_target
 
 
 @dataclass(frozen=True)
@@ -65,19 +65,20 @@ class CostModel:
     `policy` says how far costs may rest on predictions; by default all is measured.
     Modules are best given in the working form (`rlflow_tvm.ir.detach`): hashing the bound form reads all weights.
     A context manager; `close` ends the measuring worker (the database stays open). Give `timer` to share one: it is
-    then not closed here. With `remote` kernels are measured on those machines, which `target` describes.
+    then not closed here. With `remote` kernels are measured on those machines, which `target` describes. `target` is
+    what `rlflow_tvm.kernels.as_target` takes; UsageError where it is not.
     """
 
     def __init__(
         self,
-        target: tvm.target.Target,
+        target: tvm.target.Target | str | dict,
         database: KernelDatabase | None = None,
         *,
         timer: KernelTimer | None = None,
         policy: PredictionPolicy = MEASURED,
         remote: RpcDevices | None = None,
     ) -> None:
-        self.target = target
+        self.target = target = as_target(target)
         self.timer = timer if timer is not None else KernelTimer(target, database, remote=remote)
         self._owns_timer = timer is None
         self.on_progress: Callable[[int, int], None] | None = None
@@ -237,10 +238,12 @@ class CostModel:
         return self._counts[kernel.key]
 
 
-def graph_cost(mod: tvm.IRModule, target: tvm.target.Target, timer: KernelTimer | None = None) -> GraphCost:
+def graph_cost(
+    mod: tvm.IRModule, target: tvm.target.Target | str | dict, timer: KernelTimer | None = None
+) -> GraphCost:
     """The cost of `mod` (bound or working form) on `target`; without `timer` with the default database.
 
-    For many graphs hold a `CostModel`. Errors as in `CostModel.cost`, CostError for an unusable database.
+    For many graphs hold a `CostModel`. Errors as in `CostModel` and its `cost`, CostError for an unusable database.
     """
     if timer is not None:
         return CostModel(target, timer=timer).cost(mod)

@@ -29,6 +29,7 @@ from rlflow_tvm.cost.remote import RemoteWorkers
 from rlflow_tvm.cost.rpc import RpcDevices
 from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.errors import CostError
+from rlflow_tvm.kernels.target import as_target
 
 # Of measuring, alone and in a graph: part of the versions, as times of different methods are not to be added up.
 _METHOD = 5
@@ -59,13 +60,14 @@ class KernelTimer:
     same database file take turns at measuring (`QuietMachine.measuring`), and what one has measured stands for all.
     `quiet`: entered for that, by a process that also computes while others measure, in place of a lock of the timer's.
     A context manager; `close` ends the workers. Not for use from several threads.
-    CostError at construction for a GPU's target on a machine without one; with `remote`, for a target that does not say
-    how many cores the machines have; where there is no compiler for a GPU's kernels.
+    UsageError at construction where `target` is none that `rlflow_tvm.kernels.as_target` takes; CostError for a GPU's
+    target on a machine without one; with `remote`, for a target that does not say how many cores the machines have;
+    where there is no compiler for a GPU's kernels.
     """
 
     def __init__(
         self,
-        target: tvm.target.Target,
+        target: tvm.target.Target | str | dict,
         database: KernelDatabase | None = None,
         timeout_secs: float = 30.0,
         *,
@@ -74,6 +76,7 @@ class KernelTimer:
         remote: RpcDevices | None = None,
         quiet: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
+        target = as_target(target)
         if remote is None:
             check_device(target)
         else:

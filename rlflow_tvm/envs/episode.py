@@ -48,7 +48,7 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
     def __init__(
         self,
         mod: tvm.IRModule | None = None,
-        target: tvm.target.Target | CostModel | None = None,
+        target: tvm.target.Target | str | dict | CostModel | None = None,
         rules: RuleSet | None = None,
         horizon: int = 200,
         reward: str | Reward = "relative",

@@ -11,7 +11,7 @@ from .extract import Kernel, Launch, Launches, Lowered, Lowering, extract_kernel
 from .fuse import kernel_key
 from .pipeline import PIPELINE_NAME, pipeline
 from .schedule import RULE_ATTR, SCHEDULED_ATTR, schedule_kernel
-from .target import as_target, default_target, num_cores, vector_lanes
+from .target import as_target, current_target, default_target, num_cores, vector_lanes
 from .tuned import TUNED_RULE
 from .version import source_version
 
@@ -42,6 +42,7 @@ __all__ = [
     "Lowering",
     "as_target",
     "compile_kernels",
+    "current_target",
     "default_target",
     "explain",
     "explain_kernel",

@@ -11,6 +11,7 @@ from tvm.target import Target
 from .choice import BY_SHAPE, Choices
 from .extract import Kernel, Lowering
 from .schedule import RULE_ATTR, WRITTEN_RULE, check_extents, schedule_kernel
+from .target import as_target
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,12 @@ class KernelRule:
     key: str
 
 
-def explain(mod: tvm.IRModule, target: Target, choices: Choices = BY_SHAPE) -> list[KernelRule]:
+def explain(mod: tvm.IRModule, target: Target | str | dict, choices: Choices = BY_SHAPE) -> list[KernelRule]:
     """The kernels that `mod` compiles to for `target`, in the order of their first launch, and their schedule rules.
 
     Without the weight-only work. KernelError for an operator without a kernel and for a kernel without a rule.
     """
-    rows = []
+    rows, target = [], as_target(target)
     for kernel in Lowering(target, choices.implementation).kernels(mod):
         rows.append(explain_kernel(kernel, target, choices))
     return rows

@@ -21,6 +21,7 @@ from .fuse import FusedCall, Fuser
 from .launches import Launch, Launches, number_launches
 from .legalize import Legalizer
 from .split import Split, WeightSplitter, make_function
+from .target import as_target
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,6 @@ class Lowering:
         return mod
 
 
-def extract_kernels(mod: tvm.IRModule, target: Target) -> list[Kernel]:
+def extract_kernels(mod: tvm.IRModule, target: Target | str | dict) -> list[Kernel]:
     """The kernels that `mod` (bound or working form) compiles to for `target`. For many graphs hold a `Lowering`."""
-    return Lowering(target).kernels(mod)
+    return Lowering(as_target(target)).kernels(mod)

@@ -18,7 +18,7 @@ from .choice import BY_SHAPE, Choices
 from .entries import bystanders, entry_modules
 from .extract import KernelNames, Lowered, Lowering
 from .schedule import schedule_kernel
-from .target import as_target, default_target
+from .target import as_target, current_target, default_target
 
 PIPELINE_NAME = "rlflow"
 CUDA_GRAPH = "relax.backend.use_cuda_graph"
@@ -38,8 +38,7 @@ def pipeline(target: Target | str | dict | None = None, choices: Choices = BY_SH
 
     @tvm.transform.module_pass(opt_level=0, name="rlflow.pipeline")
     def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        chosen = fixed or Target.current(allow_none=True)
-        chosen = default_target() if chosen is None else as_target(chosen)
+        chosen = fixed or current_target()
         with chosen:
             beside = tvm.IRModule(bystanders(mod, chosen), attrs=mod.attrs)
             parts = _parts(mod, beside, Lowering(chosen, choices.implementation))

@@ -10,6 +10,7 @@ from tvm.target.codegen import (
     llvm_cpu_has_features,
     llvm_get_cpu_archlist,
     llvm_get_system_cpu,
+    llvm_get_system_triple,
     llvm_get_targets,
 )
 
@@ -25,6 +26,8 @@ STATIC_SHARED_BYTES = 48 * 1024
 _FLOAT_BITS = 32
 _ALIAS = re.compile(r"i[4-9]86|amd64|arm64|(arm|thumb)v\d.*|ppc(64)?(le)?")
 """Names of machines in triples beside those that LLVM lists."""
+_SAME = {"amd64": "x86_64", "x86-64": "x86_64", "arm64": "aarch64"}
+"""Names of the same kind of machine."""
 
 
 def default_target() -> Target:
@@ -73,6 +76,12 @@ def as_target(target: Target | str | dict | None) -> Target:
     return found
 
 
+def current_target() -> Target:
+    """The target that TVM is compiling for (`with target:`, and within `tvm.compile`), as `as_target` has it; outside
+    of any this machine."""
+    return as_target(Target.current(allow_none=True))
+
+
 def _check_cpu(target: Target) -> None:
     cores, cpu, triple = (target.attrs.get(name) for name in ("num-cores", "mcpu", "mtriple"))
     if cores is not None and int(cores) < 1:
@@ -98,6 +107,14 @@ def _device_arch() -> str:
             'there is no GPU here to take the architecture from: name it, as in {"kind": "cuda", "arch": "sm_90"}'
         )
     return "sm_" + device.compute_version.replace(".", "")
+
+
+def is_of_this_machine(target: Target) -> bool:
+    """Whether code for the CPU `target` may run here, as far as its triple tells: that names the same kind of machine,
+    or none."""
+    machine = str(target.attrs.get("mtriple") or "").partition("-")[0]
+    ours = llvm_get_system_triple().partition("-")[0]
+    return not machine or _SAME.get(machine, machine) == _SAME.get(ours, ours)
 
 
 def vector_lanes(target: Target) -> int:

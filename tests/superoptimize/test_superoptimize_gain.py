@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import tvm
-import typer
-from fake_workers import workers_by
 
 import rlflow_tvm as rl
-from rlflow_tvm import compare, superoptimize
 from rlflow_tvm import optimize as command
-from rlflow_tvm.cost import CostModel, EndToEnd, KernelDatabase, RpcDevices, default_path, timer
+from rlflow_tvm import superoptimize
+from rlflow_tvm.cost import CostModel, EndToEnd, RpcDevices, default_path
 from rlflow_tvm.envs import RewriteProblem
-from rlflow_tvm.errors import AgentError, CostError, KernelError, RewriteError
+from rlflow_tvm.errors import CostError
 from rlflow_tvm.ir import detach, num_inputs
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.passes import GraphState, Plan
@@ -30,41 +27,6 @@ from rlflow_tvm.superoptimize import keep_if_not_slower
 
 TARGET = as_target("llvm")
 BUDGET = "40"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def invented_times(package_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What a search goes by: kernels take times that have nothing to do with what they do. In a home of their own."""
-    home = tmp_path_factory.mktemp("invented")
-    (home / "zoo").symlink_to(package_home / "zoo")
-
-    def secs(features: Mapping[str, float], _cold: str) -> float:
-        return 1e-6 * (1.0 + zlib.crc32(repr(sorted(features.items())).encode()) / 2**32)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RLFLOW_TVM_HOME", str(home))
-        patch.setattr(timer, "LocalWorkers", workers_by(secs))
-        yield
-
-
-@pytest.fixture(scope="module")
-def mod(network: Path) -> tvm.IRModule:
-    return rl.from_onnx(network)
-
-
-@pytest.fixture(scope="module")
-def cost_model() -> Iterator[CostModel]:
-    with KernelDatabase(default_path()) as database, CostModel(TARGET, database) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def found(mod: tvm.IRModule, cost_model: CostModel) -> SearchResult:
-    return make_search("family", budget=Budget.parse(BUDGET)).run(RewriteProblem(mod, cost_model))
-
-
-def interrupted(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
 
 
 def whole_modules_take(monkeypatch: pytest.MonkeyPatch, after: list[float], settled: list[float] | None = None) -> None:
@@ -188,128 +150,6 @@ def test_the_command_writes_the_plan_of_what_is_left(
     assert json.loads(figures.read_text())["measured_gain_interval"] == [0.8, 0.8]
     assert "by 0 rewrites" in (out := capsys.readouterr().out)
     assert "the model's takes 0.80 times as long as the new one's (0.80 to 0.80 by round)" in out
-
-
-def test_what_was_found_is_written_where_timing_is_interrupted(
-    found: SearchResult,
-    network: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    assert len(found.plan) > 0
-    monkeypatch.setattr(superoptimize, "measure_interleaved", interrupted)
-    model, figures = tmp_path / "new.onnx", tmp_path / "figures.json"
-    with caplog.at_level(logging.WARNING, "rlflow_tvm"):
-        command.main(str(network), search="family", budget=BUDGET, onnx=model, json=figures)
-    assert "interrupted: whether the new module is faster as a whole was not measured" in caplog.text
-    assert json.loads(figures.read_text())["plan_length"] > 0
-    assert model.exists()
-
-
-def test_a_plan_is_written_unchecked_where_the_check_is_interrupted(
-    found: SearchResult,
-    network: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    assert len(found.plan) > 0
-    monkeypatch.setattr(superoptimize, "check_state", interrupted)
-    plan, model = tmp_path / "plan.json", tmp_path / "new.onnx"
-    with caplog.at_level(logging.WARNING, "rlflow_tvm"), pytest.raises(typer.Exit) as ended:
-        command.main(str(network), search="family", budget=BUDGET, plan=plan, onnx=model)
-    assert ended.value.exit_code == 130
-    assert f"outputs were not compared: the plan written to {plan} is unchecked" in caplog.text
-    assert len(Plan.load(plan)) > 0
-    assert not model.exists()
-
-
-def ended_by(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a search meets after it has found something."""
-    successor = RewriteProblem.successor
-
-    def gone(problem: RewriteProblem, *arguments: object, **options: object) -> object:
-        if problem.best.actions:
-            raise error
-        return successor(problem, *arguments, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(RewriteProblem, "successor", gone)
-
-
-def test_a_comparison_that_is_given_up_leaves_what_was_found(
-    found: SearchResult,
-    network: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    assert len(found.plan) > 0
-    ended_by(KeyboardInterrupt(), monkeypatch)
-    (tmp_path / "plans").mkdir()
-    with caplog.at_level(logging.WARNING, "rlflow_tvm"), pytest.raises(typer.Exit) as ended:
-        compare.main(str(network), search=["greedy"], budget=BUDGET, against=["onnxruntime"], plans=tmp_path / "plans")
-    assert ended.value.exit_code == 130
-    plan = tmp_path / "plans" / "greedy.plan.json"
-    assert f"outputs were not compared: the plan written to {plan} is unchecked" in caplog.text
-    assert len(Plan.load(plan)) > 0
-
-
-@pytest.mark.parametrize(
-    ("asked", "error", "exit_code"),
-    [
-        (True, CostError("no server to measure on"), CostError.exit_code),
-        (False, CostError("no server to measure on"), CostError.exit_code),
-        (True, KernelError("cannot be built"), KernelError.exit_code),
-        (True, KeyboardInterrupt(), 130),
-        (True, AgentError("cannot act"), AgentError.exit_code),
-    ],
-    ids=["not measured", "not measured, no file", "not built", "given up", "an agent's"],
-)
-def test_what_was_found_before_a_search_was_ended_is_written(
-    asked: bool,
-    error: BaseException,
-    exit_code: int,
-    found: SearchResult,
-    network: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """To where it was asked for, or beside the database."""
-    assert len(found.plan) > 0
-    ended_by(error, monkeypatch)
-    plan = tmp_path / "plan.json" if asked else default_path().with_name(f"last.{found.plan.start_hash:016x}.plan.json")
-    plan.unlink(missing_ok=True)
-    with caplog.at_level(logging.WARNING, "rlflow_tvm"), pytest.raises(typer.Exit) as ended:
-        command.main(str(network), search="greedy", budget=BUDGET, plan=plan if asked else None)
-    assert ended.value.exit_code == exit_code
-    assert f"outputs were not compared: the plan written to {plan} is unchecked" in caplog.text
-    assert len(Plan.load(plan)) > 0
-
-
-def test_the_plan_of_wrong_outputs_is_kept_for_the_report(
-    found: SearchResult, cost_model: CostModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def differ(*_: object, **__: object) -> None:
-        raise RewriteError("outputs differ: report it with the plan")
-
-    assert len(found.plan) > 0
-    monkeypatch.setattr(superoptimize, "RewriteProblem", lambda *_: None)
-    monkeypatch.setattr(superoptimize, "check_state", differ)
-    search = SimpleNamespace(run=lambda *_: found)
-    monkeypatch.setenv("RLFLOW_TVM_HOME", str(tmp_path / "home"))
-    with pytest.raises(RewriteError, match=r"with the plan; the plan, which must not be used, is in .*\.json$") as told:
-        superoptimize.optimize(None, search, cost_model)
-    assert Plan.load(str(told.value).rpartition(" is in ")[2]) == found.plan
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("RLFLOW_TVM_HOME", str(tmp_path / "file"))
-    with pytest.raises(RewriteError, match=r"which must not be used, is lost: .* cannot be written"):
-        superoptimize.optimize(None, search, cost_model)
-    written: list[Plan] = []
-    with pytest.raises(RewriteError), superoptimize.unchecked_kept(written.append) as on_plan:
-        superoptimize.optimize(None, search, cost_model, on_plan=on_plan)
-    assert not written
 
 
 def test_modules_are_really_timed(found: SearchResult, cost_model: CostModel) -> None:
