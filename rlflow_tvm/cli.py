@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from rlflow_tvm.errors import RlflowError, UsageError
 
 if TYPE_CHECKING:
+    import argparse
+
     import tvm
 
     from rlflow_tvm.cost import RpcDevices
@@ -85,6 +88,15 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
     return wrapped
 
 
+@contextmanager
+def errors_of(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """A `RlflowError` as an error of that parser's command: one line, and exit code 2."""
+    try:
+        yield
+    except RlflowError as error:
+        parser.error(str(error))
+
+
 def parse_target(text: str) -> tvm.target.Target:
     """`llvm` (this machine), `cuda` (its GPU) or JSON such as `{"kind": "llvm", "mcpu": "znver4", "num-cores": 8}`."""
     from rlflow_tvm.kernels import as_target
@@ -123,6 +135,27 @@ def parse_shapes(texts: list[str]) -> dict[str, tuple[int, ...]]:
             raise UsageError(f"--shape {text}: {error}") from None
         shapes[name] = extents
     return shapes
+
+
+def parse_settings(text: str | None) -> dict[str, Any]:
+    """Of an agent, as a JSON object or the file of one; none without a text."""
+    if text is None:
+        return {}
+    where = "--settings"
+    if not text.lstrip().startswith("{"):
+        where = f"--settings {text}"
+        try:
+            text = Path(text).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"{where}: cannot be read ({reason}): give a JSON object, or a file of one") from None
+    try:
+        settings = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: not valid JSON ({error})") from None
+    if not isinstance(settings, dict):
+        raise UsageError(f'{where}: an object is expected, such as {{"learning_rate": 0.0003, "hidden": 128}}')
+    return settings
 
 
 def model_path(model: str) -> Path:
@@ -215,7 +248,7 @@ def progress_bar(title: str) -> Iterator[Callable[..., None]]:
         TextColumn("{task.fields[text]}"),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(title, total=None, text="")
+        task = progress.add_task(escape(title), total=None, text="")  # a path may hold what rich takes for markup
         told_at, known, told = time.monotonic(), "", ""
 
         def update(done: int | None = None, total: int | None = None, text: str = "", *, aside: str = "") -> None:
@@ -223,9 +256,9 @@ def progress_bar(title: str) -> Iterator[Callable[..., None]]:
             if done is not None:
                 known, told = f" {done} of {total}", text
             line = f"{told}  {aside}".strip()
-            progress.update(task, completed=done, total=total, text=line)
+            progress.update(task, completed=done, total=total, text=escape(line))
             if not console.is_terminal and time.monotonic() - told_at >= _TOLD_EVERY_SECS:
-                console.print(f"{title}:{known} {line}".rstrip())
+                console.print(f"{title}:{known} {line}".rstrip(), markup=False)
                 told_at = time.monotonic()
 
         yield update

@@ -41,6 +41,15 @@ def main(
     preset: Annotated[
         str | None, typer.Option(help="Settings of a paper instead of the defaults: x-rlflow, for candidate.")
     ] = None,
+    settings: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON|FILE",
+            help="Of the agent's learning and networks, where they are not to be the defaults or the preset's: a JSON "
+            'object, such as \'{"learning_rate": 0.0003, "hidden": 128}\', or a file of one. An unknown name is '
+            "answered with all there are.",
+        ),
+    ] = None,
     target: Annotated[str, typer.Option(help=cli.TARGET_HELP)] = "llvm",
     rpc: cli.RpcOption = None,
     rpc_key: cli.RpcKeyOption = None,
@@ -100,8 +109,13 @@ def main(
     twice = next((model for model, times in Counter(models or ()).items() if times > 1), None)
     if twice is not None:
         raise UsageError(f"{twice}: is given twice; leave one out, or give each a shape, as FILE@NAME=1,3,224,224")
-    cli.check_writable(json, inputs=[start, *(Path(split_shapes(model)[0]) for model in models or ())])
+    inputs = [start, *(Path(split_shapes(model)[0]) for model in models or ())]
+    if json is not None and json.parent == out and not out.exists():  # it is made in time
+        cli.check_folder(out, json.name, inputs=inputs)
+    else:
+        cli.check_writable(json, inputs=inputs)
     tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
+    own = cli.parse_settings(settings)
     from rlflow_tvm.agents import agent_kind
     from rlflow_tvm.training import train_on_models
 
@@ -114,6 +128,7 @@ def main(
     if env == "pass-ordering":
         given: dict[str, object] = {
             "--preset": preset,
+            "--settings": settings,
             "--target": target != "llvm",
             "--rpc": rpc,
             "--start": start,
@@ -149,7 +164,7 @@ def main(
             shapes=shapes,
             predict=predict,
             starts=None if start is None else {names[0]: start},
-            settings=None if preset is None else agent_kind(agent).preset(preset),
+            settings={**({} if preset is None else agent_kind(agent).preset(preset)), **own},
             progress=bar,
             workers=workers,
             ray=ray,
@@ -168,7 +183,7 @@ def _order_passes(
     from rlflow_tvm.frontend.corpus import corpus
     from rlflow_tvm.ordering import check_training, train_on_graphs
 
-    check_training(agent, options["seed"], options["out"])
+    check_training(agent, options["seed"], options["out"], options.get("reward", "saving"))
     if models:
         graphs = import_models({name: cli.model_path(split_shapes(name)[0]) for name in models}, shapes)
     else:

@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 from rlflow_tvm.errors import AgentError
+
+
+def check_settings(kind: type, values: Mapping[str, Any]) -> None:
+    """AgentError where one of the values, as of a JSON object, is no setting of `kind`, a dataclass, or not of its
+    type; what the numbers may be the dataclass says itself."""
+    types = get_type_hints(kind)
+    unknown = sorted(set(values) - set(types))
+    if unknown:
+        raise AgentError(
+            f"{kind.__name__} has no setting {', '.join(unknown)}; leave it out or update rlflow_tvm (there are "
+            f"{', '.join(types)})"
+        )
+    for name, value in values.items():
+        wanted, fits = _TYPES.get(types[name], ("an object of settings", lambda given: isinstance(given, Mapping)))
+        if not fits(value):
+            raise AgentError(f"{kind.__name__}: {name} is {value!r}, it must be {wanted}")
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+_TYPES: dict[Any, tuple[str, Any]] = {
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    int: ("a whole number", lambda value: type(value) is int),  # which true is not
+    float: ("a number", _is_number),
+    float | None: ("a number or null", lambda value: value is None or _is_number(value)),
+}
+"""Type of a setting -> what it is called, and whether a value read from JSON is one."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +122,6 @@ class PPOConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `as_dict`; AgentError names settings that are unknown."""
-        unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
-        if unknown:
-            raise AgentError(f"{cls.__name__} has no setting {', '.join(unknown)}; leave it out or update rlflow_tvm")
+        """The inverse of `as_dict`; AgentError as `check_settings`, or for impossible ones."""
+        check_settings(cls, values)
         return cls(**values)

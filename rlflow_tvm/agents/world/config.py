@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlflow_tvm.agents.config import PPOConfig
+from rlflow_tvm.agents.config import PPOConfig, check_settings
 from rlflow_tvm.errors import AgentError
 
 
@@ -110,9 +110,8 @@ class WorldModelConfig:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> WorldModelConfig:
-        """The inverse of `as_dict`, defaults for what is missing; AgentError names settings that are unknown."""
-        unknown = sorted(set(values) - {each.name for each in dataclasses.fields(WorldModelConfig)})
-        if unknown:
-            raise AgentError(f"WorldModelConfig has no setting {', '.join(unknown)}; leave it out or update rlflow_tvm")
+        """The inverse of `as_dict`, defaults for what is missing; AgentError as `check_settings`, or for
+        impossible ones."""
+        check_settings(WorldModelConfig, values)
         controller = PPOConfig.from_dict({**_controller().as_dict(), **values.get("controller", {})})
         return WorldModelConfig(**{**values, "controller": controller})
