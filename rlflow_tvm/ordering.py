@@ -16,7 +16,7 @@ import tvm
 
 from rlflow_tvm import ir
 from rlflow_tvm.envs import PassOrderingEnv
-from rlflow_tvm.envs.pass_ordering import METRICS
+from rlflow_tvm.envs.pass_ordering import METRICS, check_reward
 from rlflow_tvm.errors import AgentError, UsageError
 from rlflow_tvm.passes import OrderedPasses
 from rlflow_tvm.passes.graph import Graph
@@ -127,12 +127,12 @@ def train_on_graphs(
     Leaves in `out` the agent, the order that is best for all graphs of those that it finds for one of them, and a log,
     a line for each twenty episodes.
 
-    AgentError for an unknown agent or a folder that cannot be used; UsageError where there is a training in it, or what
-    is left of one.
+    EnvError for an unknown reward; AgentError for an unknown agent or a folder that cannot be used; UsageError where
+    there is a training in it, or what is left of one.
     """
     from rlflow_tvm.agents.registry import named
 
-    check_training(agent, seed, out, value_metrics)
+    check_training(agent, seed, out, reward, value_metrics)
     env = PassOrderingEnv(graphs, reward=reward, shaping=shaping, horizon=horizon)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -172,11 +172,12 @@ def train_on_graphs(
     )  # fmt: skip
 
 
-def check_training(agent: str, seed: int, out: Path, value_metrics: bool = False) -> None:
+def check_training(agent: str, seed: int, out: Path, reward: str = "saving", value_metrics: bool = False) -> None:
     """Errors of `train_on_graphs` that can be told before there are graphs."""
     from rlflow_tvm.agents.registry import named
 
     check_seed(seed)
+    check_reward(reward)
     named("rlflow_tvm.agents.ordering:algorithm")(agent, value_metrics)
     _check_unused(out)
 

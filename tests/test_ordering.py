@@ -153,6 +153,7 @@ def test_the_command_trains_on_models(tmp_path):
         (["--predict", "0.3"], "--predict does not go with --env pass-ordering"),
         (["--agent", "world-model"], "no agent world-model puts passes in order"),
         (["--reward", "gold"], "no reward is called 'gold'"),
+        (["--reward", "improvement"], "no reward is called 'improvement'"),  # of the other environment
         (["--seed", f"{2**64}"], f"seed {2**64}: give 0 or more, below 2^64"),
     ],
 )

@@ -31,6 +31,7 @@ METRICS = 3
 """How many numbers of an observation, at its end, tell of more than operations: see `PassOrderingEnv`."""
 
 _OTHERS = "other"
+_LEAST_LEFT = 1e-6  # of the objective, as observed: its logarithm has no end
 
 
 def operation_count(_mod: tvm.IRModule, operations: Operations) -> float:
@@ -47,6 +48,12 @@ def kernel_count(target: tvm.target.Target) -> Objective:
 def kernel_sum(cost_model: CostModel) -> Objective:
     """Seconds of the kernels that a run launches; infinite where one of them fails: such graphs are refused."""
     return lambda mod, _operations: cost_model.cost(Graph.from_module(mod)).run_secs
+
+
+def check_reward(reward: str) -> None:
+    """EnvError where `PassOrderingEnv` has none of that name."""
+    if reward not in ("count", "saving"):
+        raise EnvError(f"no reward is called {reward!r}: there are count, saving")
 
 
 def operator_names() -> list[str]:
@@ -82,7 +89,8 @@ class PassOrderingEnv(gymnasium.Env[np.ndarray, np.int64]):
         passes: names in `rlflow_tvm.passes.ordering.PASSES`.
 
     Raises:
-        EnvError: no graph, a graph without operations, an unknown reward or pass; `step` before `reset`.
+        EnvError: no graph, a graph without operations or that costs nothing, an unknown reward or pass; `step` before
+            `reset`.
     """
 
     metadata = {"render_modes": ["ansi"]}  # noqa: RUF012
@@ -101,8 +109,7 @@ class PassOrderingEnv(gymnasium.Env[np.ndarray, np.int64]):
     ) -> None:
         if not graphs:
             raise EnvError("there is no graph to order passes for: give one at least")
-        if reward not in ("count", "saving"):
-            raise EnvError(f"no reward is called {reward!r}: there are count, saving")
+        check_reward(reward)
         unknown = [name for name in passes if name not in PASSES]
         if unknown:
             raise EnvError(f"no pass is called {unknown[0]!r}: there are {', '.join(PASSES)}")
@@ -149,6 +156,8 @@ class PassOrderingEnv(gymnasium.Env[np.ndarray, np.int64]):
             raise EnvError(f"graph {self.graph} has no operations at run time: leave it out")
         if not math.isfinite(self._first.objective):
             raise EnvError(f"graph {self.graph} cannot be priced as it is, one of its kernels fails: leave it out")
+        if self._first.objective <= 0:
+            raise EnvError(f"graph {self.graph} costs nothing by this objective, and cannot cost less: leave it out")
         self._best: tuple[float, tuple[str, ...]] = self._first.objective, ()
         return self._observation(), self._info(0.0, "")
 
@@ -224,7 +233,7 @@ class PassOrderingEnv(gymnasium.Env[np.ndarray, np.int64]):
             counts[self._number.get(name, len(counts) - 1)] += count
         told = (
             self._left / self.horizon,
-            np.log(self._scaled(facts)) if facts.objective > 0 else 0.0,
+            np.log(max(self._scaled(facts), _LEAST_LEFT)),
             np.log1p(facts.operations.flops) - np.log1p(first.flops),
             np.log1p(facts.operations.transcendentals) - np.log1p(first.transcendentals),
         )

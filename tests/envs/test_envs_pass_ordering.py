@@ -186,3 +186,22 @@ def test_what_cannot_be_is_told(options, told):
     env.step(len(env.passes))
     with pytest.raises(EnvError, match="call reset"):
         env.step(0)
+
+
+def test_a_graph_that_costs_nothing_is_refused():
+    """By an objective of one's own; nothing could be left of it."""
+    env = made(objective=lambda _mod, _operations: 0.0)
+    with pytest.raises(EnvError, match="graph wasteful costs nothing by this objective"):
+        env.reset(options={"graph": "wasteful"})
+
+
+def test_a_graph_of_which_nothing_is_left_looks_like_it():
+    """Not like one of which all is left."""
+    env = made(objective=lambda _mod, operations: float(operations.total - 5), passes=("DeadCodeElimination",))
+    before, info = env.reset(options={"graph": "wasteful"})
+    assert info["objective"] > 0
+    after, _, _, _, info = act(env, "DeadCodeElimination")
+    assert info["objective"] == 0
+    assert before[-3] == 0
+    assert after[-3] < -10
+    assert env.observation_space.contains(after)
