@@ -149,7 +149,8 @@ def bench_model(
     result |= {f"{name}_secs": float(np.median(found)) for name, found in times.items()}
     for name in calls:
         if name != "ours":
-            pairs = zip(times[name], times["ours"], strict=True)
+            # TVM's default launches one by one, and is held against ours that does
+            pairs = zip(times[name], times["ours_launches" if name == "tvm_default" else "ours"], strict=True)
             result[f"{name}_over_ours"] = float(np.median([theirs / ours for theirs, ours in pairs]))
     result |= {f"{name}_compile_secs": secs for name, secs in compile_secs.items()}
     expected = onnxruntime_outputs(path, arrays)

@@ -11,16 +11,15 @@ for them where descent is stuck.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from rlflow_tvm import from_onnx
-from rlflow_tvm.cli import model_path
+from rlflow_tvm.cli import check_writable, errors_of, model_path, parse_target, write_json
 from rlflow_tvm.cost import CostModel, KernelDatabase, PredictionPolicy, default_path
 from rlflow_tvm.envs import RewriteProblem
-from rlflow_tvm.kernels import as_target, vector_lanes
+from rlflow_tvm.kernels import vector_lanes
 from rlflow_tvm.passes import CATALOGUE, RuleSet
 from rlflow_tvm.passes.rules import concat, convolution, elementwise, layout, matmul, transpose
 from rlflow_tvm.search import SEARCHES, SearchResult, make_search
@@ -104,13 +103,15 @@ def main() -> int:
     parser.add_argument("--target", default="llvm", help="llvm: this machine")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
-    rows, target = [], as_target(options.target)
-    with KernelDatabase(default_path()) as database:
-        for name in options.models:
-            rows.append(compared(name, options.search, options.predict, database, target))
-            print(lines(rows[-1]), flush=True)
-            if options.json is not None:
-                options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    rows: list[dict[str, Any]] = []
+    with errors_of(parser):
+        check_writable(options.json)
+        target = parse_target(options.target)
+        with KernelDatabase(default_path()) as database:
+            for name in options.models:
+                rows.append(compared(name, options.search, options.predict, database, target))
+                print(lines(rows[-1]), flush=True)
+                write_json(options.json, rows)
     return 0
 
 

@@ -13,7 +13,6 @@ database of this run's own, in a temporary folder.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sqlite3
 import sys
@@ -28,14 +27,14 @@ import tvm
 from trajectories import walked
 
 from rlflow_tvm import from_onnx
-from rlflow_tvm.cli import model_path
+from rlflow_tvm.cli import check_writable, errors_of, model_path, parse_target, write_json
 from rlflow_tvm.cost import CostModel, KernelDatabase, export_library, measure_interleaved
 from rlflow_tvm.cost.place import Here
 from rlflow_tvm.cost.reference import Reference
 from rlflow_tvm.cost.schema import REFERENCE_KEY
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.frontend import random_inputs
-from rlflow_tvm.kernels import as_target, num_cores, pipeline, vector_lanes
+from rlflow_tvm.kernels import num_cores, pipeline, vector_lanes
 from rlflow_tvm.passes import GraphState, default_rules
 
 BURSTS = 2
@@ -136,20 +135,22 @@ def main() -> int:
     parser.add_argument("--target", default="llvm", help="llvm: this machine")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
-    target = as_target(options.target)
-    machine, rows = Machine(target), []
-    for name in options.models:
-        with tempfile.TemporaryDirectory() as folder:
-            mod = from_onnx(model_path(name))
-            start = GraphState.from_module(mod, default_rules(vector_lanes(target)))
-            for count in options.rewrites:
-                state, _ = walked(start, count, np.random.default_rng((options.seed, count)))
-                rows.append(
-                    compared(name, mod, state, Path(folder) / "kernels.sqlite", machine, target, options.rounds)
-                )
-                print(line(rows[-1]), flush=True)
-                if options.json is not None:
-                    options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    rows: list[dict[str, Any]] = []
+    with errors_of(parser):
+        check_writable(options.json)
+        target = parse_target(options.target)
+        machine = Machine(target)
+        for name in options.models:
+            with tempfile.TemporaryDirectory() as folder:
+                mod = from_onnx(model_path(name))
+                start = GraphState.from_module(mod, default_rules(vector_lanes(target)))
+                for count in options.rewrites:
+                    state, _ = walked(start, count, np.random.default_rng((options.seed, count)))
+                    rows.append(
+                        compared(name, mod, state, Path(folder) / "kernels.sqlite", machine, target, options.rounds)
+                    )
+                    print(line(rows[-1]), flush=True)
+                    write_json(options.json, rows)
     errors = [abs(row["ratio"] - 1.0) for row in rows]
     print(f"error: median {np.median(errors):.1%}, worst {max(errors):.1%}")
     return 0

@@ -18,7 +18,7 @@ from typing import Any
 from tvm import relax
 
 from rlflow_tvm import from_onnx
-from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
+from rlflow_tvm.cli import check_writable, errors_of, model_path, parse_target, progress_bar, write_json
 from rlflow_tvm.cost import Temperatures, kernel_bytes, kernel_flops
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.kernels import Lowering, vector_lanes
@@ -68,13 +68,15 @@ def main() -> int:
     parser.add_argument("--target", default="llvm", help="llvm: this machine")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
-    target, rows = parse_target(options.target), []
-    with progress_bar("reading graphs") as bar:
-        for done, model in enumerate(options.models):
-            bar(done, len(options.models), model)
-            rows.append(properties(model, target))
-            print(", ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
-            write_json(options.json, rows)
+    with errors_of(parser):
+        check_writable(options.json)
+        target, rows = parse_target(options.target), []
+        with progress_bar("reading graphs") as bar:
+            for done, model in enumerate(options.models):
+                bar(done, len(options.models), model)
+                rows.append(properties(model, target))
+                print(", ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+                write_json(options.json, rows)
     return 0
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlflow_tvm import ApplyPlan, from_onnx
-from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
+from rlflow_tvm.cli import check_writable, errors_of, model_path, parse_target, progress_bar, write_json
 from rlflow_tvm.comparison_figures import finite
 from rlflow_tvm.cost import KernelDatabase, KernelTimer, Temperatures, default_path, kernel_flops, measure_roofline
 from rlflow_tvm.kernels import Lowering, explain
@@ -32,6 +32,13 @@ def main() -> None:
     parser.add_argument("--least", type=float, default=0.5, help="show kernels from this percentage of the model on")
     parser.add_argument("--out", type=Path, help="JSON file")
     arguments = parser.parse_args()
+    with errors_of(parser):
+        check_writable(arguments.out)
+        tell(arguments)
+
+
+def tell(arguments: argparse.Namespace) -> None:
+    """Measure, show and write what was asked for."""
     target = parse_target(arguments.target)
     best = measure_roofline(target)
     console = Console(width=150)

@@ -11,7 +11,6 @@ same process, a new one each round.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sqlite3
 import sys
@@ -25,7 +24,7 @@ import numpy as np
 import tvm
 
 from rlflow_tvm import from_onnx
-from rlflow_tvm.cli import model_path
+from rlflow_tvm.cli import check_writable, errors_of, model_path, parse_target, write_json
 from rlflow_tvm.cost import (
     Candidate,
     CostModel,
@@ -37,7 +36,7 @@ from rlflow_tvm.cost import (
 )
 from rlflow_tvm.evaluation import model_kernels
 from rlflow_tvm.frontend import random_inputs
-from rlflow_tvm.kernels import as_target, num_cores, pipeline
+from rlflow_tvm.kernels import num_cores, pipeline
 from rlflow_tvm.search import SearchResult, make_search
 from rlflow_tvm.superoptimize import optimize
 
@@ -129,13 +128,14 @@ def main() -> int:
     parser.add_argument("--target", default="llvm", help="llvm: this machine")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
-    rows = []
-    for name in options.models:
-        target = as_target(options.target)
-        rows.append(compared(name, options.database or default_path(), options.share, target, options.rounds))
-        print(lines(rows[-1]), flush=True)
-        if options.json is not None:
-            options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    rows: list[dict[str, Any]] = []
+    with errors_of(parser):
+        check_writable(options.json)
+        target = parse_target(options.target)
+        for name in options.models:
+            rows.append(compared(name, options.database or default_path(), options.share, target, options.rounds))
+            print(lines(rows[-1]), flush=True)
+            write_json(options.json, rows)
     return 0
 
 

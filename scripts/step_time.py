@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlflow_tvm import from_onnx
-from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
+from rlflow_tvm.cli import check_writable, errors_of, model_path, parse_target, progress_bar, write_json
 from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, Measurement, default_path
 from rlflow_tvm.envs import CandidateEnv, GraphRewriteEnv
 from rlflow_tvm.envs.observation import observe
@@ -153,10 +153,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
-    with KernelDatabase(default_path()) as database, KernelTimer(parse_target(arguments.target), database) as timer:
-        rows = [bench(model, arguments, timer) for model in arguments.models]
-    show(rows)
-    write_json(arguments.json, rows)
+    with errors_of(parser):
+        check_writable(arguments.json)
+        with KernelDatabase(default_path()) as database, KernelTimer(parse_target(arguments.target), database) as timer:
+            rows = [bench(model, arguments, timer) for model in arguments.models]
+        show(rows)
+        write_json(arguments.json, rows)
 
 
 if __name__ == "__main__":

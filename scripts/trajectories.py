@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from rlflow_tvm import from_onnx
-from rlflow_tvm.cli import model_path
+from rlflow_tvm.cli import errors_of, model_path
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.kernels import as_target, vector_lanes
 from rlflow_tvm.passes import GraphState, default_rules
@@ -74,7 +74,8 @@ def main() -> int:
     parser.add_argument("--target", default="llvm", help="llvm: this machine")
     parser.add_argument("--plans", type=Path, help="folder for the plans of trajectories that fail")
     options = parser.parse_args()
-    return 1 if sum(run_model(name, options) for name in options.models) else 0
+    with errors_of(parser):
+        return 1 if sum(run_model(name, options) for name in options.models) else 0
 
 
 if __name__ == "__main__":
