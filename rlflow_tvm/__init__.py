@@ -1,11 +1,10 @@
 """rlflow_tvm: a superoptimiser for Apache TVM.
 
     import rlflow_tvm as rl
-    from rlflow_tvm.cost import default_path
 
     mod = rl.from_onnx("model.onnx")
     mod = rl.Superoptimize("llvm")(mod)
-    executable = rl.compile(mod, "llvm", database=default_path())
+    executable = rl.compile(mod, "llvm", database=rl.default_path())
 
 Importing the package registers the build pipeline "rlflow" with Relax; importing `rlflow_tvm.envs` registers the
 environment with gymnasium.
@@ -36,6 +35,7 @@ _HOMES = {
     "compile": "rlflow_tvm.replay",
     "pipeline": "rlflow_tvm.kernels",
     "graph_cost": "rlflow_tvm.cost",
+    "default_path": "rlflow_tvm.cost",
     "Plan": "rlflow_tvm.passes",
     "RewriteRule": "rlflow_tvm.passes",
 }

@@ -1,0 +1,45 @@
+"""The package's own command: which commands there are, and running one by its name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import rlflow_tvm
+from rlflow_tvm.__main__ import COMMANDS
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rlflow_tvm", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}, check=False)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",)])
+def test_commands_are_listed(arguments):
+    done = run(*arguments)
+    assert done.returncode == 0
+    for name in COMMANDS:
+        assert f"\n  {name} " in done.stdout
+
+
+def test_the_version_is_told():
+    assert run("--version").stdout == f"rlflow_tvm {rlflow_tvm.__version__}\n"
+
+
+def test_a_command_is_run_with_its_arguments():
+    done = run("rules", "list", "--help")
+    assert done.returncode == 0
+    assert "Usage: rlflow-tvm rules list" in done.stdout
+    assert "Usage: rlflow-tvm optimize [OPTIONS] MODEL" in run("optimize", "--help").stdout
+    wrong = run("optimize", "no.onnx")
+    assert wrong.returncode == 1
+    assert "error: no.onnx" in wrong.stderr
+
+
+def test_an_unknown_command_is_one_line():
+    done = run("optimise")
+    assert done.returncode == 2
+    assert done.stderr == f"error: there is no command 'optimise': there are {', '.join(COMMANDS)}\n"
