@@ -9,6 +9,7 @@ from rlflow_tvm.passes.rules import (
     activation,
     algebra,
     attention,
+    branches,
     concat,
     conv_algebra,
     convolution,
@@ -35,6 +36,7 @@ FAMILIES: dict[str, tuple[RewriteRule, ...]] = {
     "reduction": reduction.RULES,
     "gather": gather.RULES,
     "conv-algebra": conv_algebra.RULES,
+    "branches": branches.RULES,
     "motion": motion.RULES,
     "layout": layout.RULES,
 }
@@ -55,6 +57,7 @@ class TerminatingFamily:
 
 
 TERMINATING_FAMILIES: dict[str, TerminatingFamily] = {
+    "branches": TerminatingFamily(branches.TERMINATING, sole=True),
     "layout": TerminatingFamily(layout.TERMINATING),
     "take": TerminatingFamily(gather.TERMINATING, sole=True),
 }
