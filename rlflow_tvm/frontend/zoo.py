@@ -112,6 +112,8 @@ TORCH_MODELS: dict[str, _Image | _Transformer | _Sequence] = {
     "squeezenet1.1": _Image("squeezenet", 224),
     "inception-v3": _Image("inception_v3", 299),
     "resnext50": _Image("resnet", 224, ((3, 4, 6, 3), True, 32)),
+    "repvgg-a0": _Image("repvgg", 224, ((48, 48, 96, 192, 1280), (2, 4, 14, 1))),
+    "mobileone-s0": _Image("mobileone", 224, ((48, 48, 128, 256, 1024), (2, 8, 10, 1), 4)),
     "dalle": _Sequence("Dalle", 128),
     "transformer-transducer": _Sequence("TransducerEncoder", 128, 512),
     "bert-tiny": _Transformer("bert", tuple(_BERT_TINY.items()), sequence=32),

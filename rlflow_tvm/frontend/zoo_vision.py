@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -211,6 +213,65 @@ def inception_v3(classes: int = 1000) -> nn.Module:
         nn.Flatten(),
         nn.Linear(2048, classes),
     )
+
+
+class Summed(nn.Module):
+    """relu of the sum of several branches of one input."""
+
+    def __init__(self, *branches: nn.Module) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, *others = self.branches
+        total = first(x)
+        for branch in others:
+            total = total + branch(x)
+        return functional.relu(total)
+
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
+    return [nn.BatchNorm2d(inputs)] if inputs == outputs and stride == 1 else []
+
+
+def _stages(block: Callable[[int, int, int], nn.Module], widths: tuple[int, ...], blocks: tuple[int, ...]) -> nn.Module:
+    """A stem of the first width, then so many blocks of each of the others, each first one with stride 2."""
+    layers, inputs = [block(3, widths[0], 2)], widths[0]
+    for outputs, count in zip(widths[1:], blocks, strict=True):
+        for i in range(count):
+            layers.append(block(inputs, outputs, 1 if i else 2))
+            inputs = outputs
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
+
+
+def repvgg(widths: tuple[int, ...], blocks: tuple[int, ...]) -> nn.Module:
+    """RepVGG (Ding et al. 2021) as it is trained: a 3x3 and a 1x1 convolution and the input, each normalised, added."""
+
+    def block(inputs: int, outputs: int, stride: int) -> nn.Module:
+        convs = [ConvNorm(inputs, outputs, kernel, stride, kernel // 2, relu=False) for kernel in (3, 1)]
+        return Summed(*convs, *_shortcut(inputs, outputs, stride))
+
+    return _stages(block, widths, blocks)
+
+
+def mobileone(widths: tuple[int, ...], blocks: tuple[int, ...], branches: int) -> nn.Module:
+    """MobileOne (Vasu et al. 2023) as it is trained: `branches` convolutions of each kind side by side, a depthwise 1x1
+    one beside the depthwise ones of 3x3, and the input, each normalised."""
+
+    def several(inputs: int, outputs: int, stride: int, groups: int) -> nn.Module:
+        kernels = [1] + branches * [3]
+        convs = [ConvNorm(inputs, outputs, k, stride, k // 2, relu=False, groups=groups) for k in kernels]
+        return Summed(*_shortcut(inputs, outputs, stride), *convs)
+
+    def block(inputs: int, outputs: int, stride: int) -> nn.Module:
+        if inputs == 3:
+            return several(inputs, outputs, stride, 1)
+        pointwise = [ConvNorm(inputs, outputs, 1, relu=False) for _ in range(branches)]
+        return nn.Sequential(
+            several(inputs, inputs, stride, inputs), Summed(*_shortcut(inputs, outputs, 1), *pointwise)
+        )
+
+    return _stages(block, widths, blocks)
 
 
 @torch.no_grad()
