@@ -364,3 +364,21 @@ def test_no_rule_is_for_pads_that_repeat(mode, matched):
 
     graph = Graph.from_module(module({"x": (3, 4)}, {}, body))
     assert all((OPERATORS["pad"].attributes_of(node.value) is not None) == matched for node in graph.nodes)
+
+
+@pytest.mark.parametrize(("layout", "kernel", "matched"), [("NCHW", "OIHW", True), ("NHWC", "HWIO", False)])
+def test_no_rule_is_for_channels_last(layout, kernel, matched):
+    """Nor is a rule that names no layout: axis 1 is H there."""
+    texts = ("max_pool2d(relu(x), **k) => relu(max_pool2d(x, **k))",
+             "adaptive_avg_pool2d(relu(x), **k) => relu(adaptive_avg_pool2d(x, **k))",
+             "conv2d(relu(x), w, **k) => conv2d(relu(relu(x)), w, **k)")  # fmt: skip
+    rules = tuple(RewriteRule(text.split("(")[0], "none", text) for text in texts)
+
+    def body(emit, x, w):
+        y = emit(rx.nn.relu(x))
+        pooled = rx.nn.max_pool2d(y, (2, 2), layout=layout), rx.nn.adaptive_avg_pool2d(y, (2, 2), layout=layout)
+        return *pooled, rx.nn.conv2d(y, w, data_layout=layout, kernel_layout=kernel)
+
+    mod = module({"x": (1, 4, 4, 4)}, {"w": (4, 4, 4, 4)}, body)
+    sites = GraphState.from_module(mod, RuleSet(rules, LANES)).sites
+    assert {name: len(found) for name, found in sites.items()} == {rule.name: int(matched) for rule in rules}
