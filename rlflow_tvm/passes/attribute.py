@@ -49,6 +49,14 @@ class Attribute:
         """The names it reads, functions apart."""
         return _names(self.text)
 
+    @property
+    def conjuncts(self) -> tuple[Attribute, ...]:
+        """What it joins by `and`, all of which must hold: itself, if it joins nothing."""
+        match _parse(self.text):
+            case ast.BoolOp(op=ast.And(), values=values):
+                return tuple(part for value in values for part in Attribute(ast.unparse(value)).conjuncts)
+        return (self,)
+
     def check(self, names: Container[str]) -> None:
         """RewriteError if it is not of an allowed form or reads a name outside `names`: known without a match."""
         for tree in ast.walk(_parse(self.text)):

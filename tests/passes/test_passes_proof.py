@@ -113,6 +113,8 @@ RIGHT = {
     "softmax of a shifted argument": rule("softmax(add(x, a), axis=-1) => softmax(x, axis=-1)", "rank(a) == rank(x)",
                                           "shape(a)[:-1] == shape(x)[:-1]", "dim(a, -1) == 1"),
     "the larger of two, again": rule("maximum(x, maximum(x, y)) => maximum(x, y)"),
+    "conditions in one": rule("multiply(matmul(x, a), s) => matmul(x, multiply(a, s))",
+                              "is_weight(a) and (is_weight( s ) and rank(s) == 0)"),
     "products associate": rule("matmul(matmul(x, a), b) => matmul(x, matmul(a, b))", "rank(x) == 2", "rank(a) == 2",
                                "rank(b) == 2"),
 }  # fmt: skip
