@@ -75,8 +75,8 @@ class RewriteRule:
                 raise RewriteError(f"rule {self.name}: {apply.member} need not be one of {apply.head}")
 
     def _check_names(self) -> None:
-        """RewriteError if an attribute expression is malformed or reads what nothing binds, or if a variable has the
-        name of a parameter or function, which it would hide."""
+        """RewriteError if an attribute expression is malformed or reads what nothing binds, or if a variable stands for
+        two things or has the name of a parameter or function, which it would hide."""
         left, right = _calls(self.equation.left), _calls(self.equation.right)
         tensors, bound = self.tensors(self.equation.left), set[str]()
         scalars = [[t for term in side for t in subterms(term) if isinstance(t, Scalar)]
@@ -86,7 +86,8 @@ class RewriteRule:
             bound.update(name for name in (apply.rest, apply.member) if name is not None)
             bound.update(a.variable for _, a in apply.attributes if a.variable is not None)
         lets = {name for name, _ in self.equation.lets}
-        twice = (tensors & (bound | lets)) | (bound & lets)
+        kinds = self._kinds()
+        twice = (bound & lets) | {name for names in kinds for name in names if sum(name in other for other in kinds) > 1}
         if twice:
             raise RewriteError(
                 f"rule {self.name}: {', '.join(sorted(twice))} stands for two things: name one otherwise"
@@ -112,6 +113,19 @@ class RewriteRule:
         self._check_members()
         for condition in self.conditions:
             condition.check(bound)
+
+    def _kinds(self) -> tuple[set[str], ...]:
+        """Names by what they stand for: tensors, attributes, all attributes that are not named, members of classes."""
+        equation = self.equation
+        terms = [t for side in (equation.left, equation.right) for term in side for t in subterms(term)]
+        calls = [t for t in terms if isinstance(t, Apply)]
+        values = [t.attribute for t in terms if isinstance(t, Scalar)] + [a for t in calls for _, a in t.attributes]
+        return (
+            self.tensors((*equation.left, *equation.right)),
+            {*(name for name, _ in equation.lets), *(a.variable for a in values if a.variable is not None)},
+            {t.rest for t in calls if t.rest is not None},
+            {t.member for t in calls if t.member is not None},
+        )
 
     def __str__(self) -> str:
         conditions = [f"({text})" if " or " in text else text for text in self.when]
