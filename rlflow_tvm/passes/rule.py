@@ -11,11 +11,14 @@ from typing import Any
 
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes.attribute import FUNCTIONS, Attribute
-from rlflow_tvm.passes.ops import CLASSES, SEVERAL
+from rlflow_tvm.passes.ops import CLASSES, COMMUTATIVE, SEVERAL
 from rlflow_tvm.passes.term import Apply, Equation, Item, Scalar, Term, Var, parse_equation, subterms
 
 PARAMETERS = ("lanes", "block", "is_weight", "same")
 """What attribute expressions may use besides a rule's own variables (see `matcher.RuleSet.parameters`)."""
+
+_MOST_COMMUTATIVE = 10
+"""Commutative operators of a left term, at most: each is matched in both orders, all together in 2 to that power."""
 
 
 def _calls(terms: tuple[Term, ...]) -> list[Apply]:
@@ -48,6 +51,12 @@ class RewriteRule:
         for root in self.equation.left:
             if not isinstance(root, Apply | Item):
                 raise RewriteError(f"rule {self.name}: the left term {root} is no operator")
+            commutative = sum(call.head in COMMUTATIVE for call in _calls((root,)))
+            if commutative > _MOST_COMMUTATIVE and not self.fixes_operands:
+                raise RewriteError(
+                    f"rule {self.name}: {commutative} commutative operators in one left term, each matched in both "
+                    f"orders: {_MOST_COMMUTATIVE} are the most"
+                )
         for term in (*self.equation.left, *self.equation.right):
             self._check_results(term)
         self._check_names()

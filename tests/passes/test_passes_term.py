@@ -204,6 +204,38 @@ def test_attribute_expressions(text, value):
     assert Attribute(text).value({"x": x, "p": (1, 2)}) == value
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'%10000000000d' % 1",
+        "len(range(10000000000)) > 0",
+        "range(10 * 1000000000000000000000)",
+        "[0] * 10000000000",
+        "10000000000 * 'a'",
+        "[0] * 4000 + [0] * 4000",
+        "swap_last(10000000000)",
+        "normal(None, 10000000000)",
+        "constant_along([1], [0], 10000000000)",
+    ],
+)
+def test_attribute_expression_that_would_fill_the_memory_is_refused(text):
+    with pytest.raises(RewriteError, match=r"more than 4096|is not formatted"):
+        Attribute(text).value({})
+
+
+def test_left_term_that_would_have_too_many_forms_is_refused():
+    def summed(count: int, symmetric: bool = False) -> RewriteRule:
+        term = "x"
+        for number in range(count):
+            term = f"add({term}, y{number})"
+        return RewriteRule("sums", "none", f"{term} => x", symmetric=symmetric)
+
+    summed(10)
+    summed(30, symmetric=True)  # matched as written
+    with pytest.raises(RewriteError, match="rule sums: 11 commutative operators in one left term"):
+        summed(11)
+
+
 @pytest.mark.parametrize("field", ["name", "family", "equation", "when"])
 def test_rule_data_without_a_field_is_refused(field):
     data = BY_NAME["relu_idempotent"].to_json()
