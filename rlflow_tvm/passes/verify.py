@@ -77,8 +77,10 @@ class Proof:
     def from_json(data: Mapping[str, Any]) -> Proof:
         """Read `to_json`'s form; RewriteError if it is not that."""
         counts, degree, bound = data.get("instances"), data.get("degree"), data.get("bound")
-        if not isinstance(counts, dict) or not all(type(count) is int for count in counts.values()):
+        if not isinstance(counts, dict) or not all(type(count) is int and count > 0 for count in counts.values()):
             raise RewriteError("its proof holds no instances by domain")
+        if sum(counts.values()) < LEAST_INSTANCES:
+            raise RewriteError(f"its proof rests on {sum(counts.values())} instances: {LEAST_INSTANCES} are needed")
         chance = bound is None or (type(bound) in (float, int) and 0 <= bound <= 1)
         if type(degree) is not int or not chance:
             raise RewriteError("its proof holds no degree, or no bound from 0 to 1")
