@@ -157,6 +157,8 @@ WRONG = {
                  "no image is of the size"),
     "an infinite border": (rule("relu(pad(x, pad_width=p)) => relu(pad(x, pad_width=p, pad_value=1e999))",
                                 "is_float(x)"), "Infinity"),
+    "axes that need not be listed": (rule("mean(x, axis=a, keepdims=True) => mean(x, axis=[a[0]], keepdims=True)",
+                                          "len(a) == 1"), "cannot be evaluated"),
     "a condition that cannot be asked": (rule("relu(x) => x", "dim(x, 3) == 7"), "cannot be evaluated"),
 }  # fmt: skip
 

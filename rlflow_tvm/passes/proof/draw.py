@@ -239,7 +239,10 @@ def draw_operands(name: str, dice: Dice, known: Known, given: Given) -> list[Sha
     return _OPERANDS.get(name, _anything(0))(dice, known, given)
 
 
-def _axes_attribute(dice: Dice, shape: Shape) -> tuple[int, ...]:
+def _axes_attribute(dice: Dice, shape: Shape) -> tuple[int, ...] | None:
+    """None: all of them, as importers write it."""
+    if dice.chance(0.1):
+        return None
     count = int(dice.rng.integers(1, len(shape) + 1))
     axes = sorted(dice.permutation(len(shape))[:count])
     return tuple(dice.signed(axis, len(shape)) for axis in axes)

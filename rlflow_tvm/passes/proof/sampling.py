@@ -200,8 +200,10 @@ class _Draw:
         self.failed = ""
         self._tensors: dict[str, Tensor] = {}
         self._attributes: dict[str, Any] = {}
-        self._env: dict[str, Any] = {"lanes": LANES, "block": RuleSet((), LANES).block, "same": relax.Var.same_as,
-                                     "is_weight": lambda expr: expr.name in self._weights}  # fmt: skip
+        self._parameters: dict[str, Any] = {"lanes": LANES, "block": RuleSet((), LANES).block,
+                                            "same": relax.Var.same_as,
+                                            "is_weight": lambda expr: expr.name in self._weights}  # fmt: skip
+        self._env = dict(self._parameters)
 
     def left(self) -> None:
         for term in self._rule.equation.left:
@@ -229,9 +231,8 @@ class _Draw:
 
     def _instance(self) -> Instance:
         weights = tuple(name for name in self._tensors if name in self._weights)
-        return Instance(
-            {name: shape_of(x) for name, x in self._tensors.items()}, self._attributes, weights, self._bounds
-        )
+        shapes = {name: shape_of(x) for name, x in self._tensors.items()}
+        return Instance(shapes, self._attributes, weights, self._bounds, self._parameters)
 
     def _told(self) -> str:
         return "; ".join(f"{name}: {list(shape_of(x))}" for name, x in self._tensors.items())
