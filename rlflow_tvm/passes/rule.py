@@ -25,6 +25,24 @@ def _calls(terms: tuple[Term, ...]) -> list[Apply]:
     return [t for term in terms for t in subterms(term) if isinstance(t, Apply)]
 
 
+def _values(terms: tuple[Term, ...]) -> list[Attribute]:
+    """The attribute expressions in `terms`."""
+    scalars = [t.attribute for term in terms for t in subterms(term) if isinstance(t, Scalar)]
+    return scalars + [value for call in _calls(terms) for _, value in call.attributes]
+
+
+def _kinds(terms: tuple[Term, ...]) -> tuple[set[str], set[str], set[str], set[str]]:
+    """Names in `terms` by what they stand for: tensors, attributes, all attributes that are not named, members of
+    classes."""
+    calls = _calls(terms)
+    return (
+        RewriteRule.tensors(terms),
+        {value.variable for value in _values(terms) if value.variable is not None},
+        {call.rest for call in calls if call.rest is not None},
+        {call.member for call in calls if call.member is not None},
+    )
+
+
 @dataclass(frozen=True)
 class RewriteRule:
     """`equation` may replace its left terms by its right terms wherever every condition of `when` holds.
@@ -86,55 +104,41 @@ class RewriteRule:
     def _check_names(self) -> None:
         """RewriteError if an attribute expression is malformed or reads what nothing binds, or if a variable stands for
         two things or has the name of a parameter or function, which it would hide."""
-        left, right = _calls(self.equation.left), _calls(self.equation.right)
-        tensors, bound = self.tensors(self.equation.left), set[str]()
-        scalars = [[t for term in side for t in subterms(term) if isinstance(t, Scalar)]
-                   for side in (self.equation.left, self.equation.right)]  # fmt: skip
-        bound.update(scalar.attribute.variable for scalar in scalars[0] if scalar.attribute.variable is not None)
-        for apply in left:
-            bound.update(name for name in (apply.rest, apply.member) if name is not None)
-            bound.update(a.variable for _, a in apply.attributes if a.variable is not None)
-        lets = {name for name, _ in self.equation.lets}
-        kinds = self._kinds()
-        twice = (bound & lets) | {name for names in kinds for name in names if sum(name in other for other in kinds) > 1}
+        equation, lets = self.equation, {name for name, _ in self.equation.lets}
+        tensors, attributes, rests, members = _kinds((*equation.left, *equation.right))
+        kinds, bound = (tensors, attributes | lets, rests, members), set[str]().union(*_kinds(equation.left))
+        names = [name for kind in kinds for name in kind]
+        twice = (bound & lets) | {name for name in names if names.count(name) > 1}
         if twice:
             raise RewriteError(
                 f"rule {self.name}: {', '.join(sorted(twice))} stands for two things: name one otherwise"
             )
-        bound |= tensors
         hidden = (bound | lets) & {*PARAMETERS, *FUNCTIONS}
         if hidden:
             raise RewriteError(
                 f"rule {self.name}: {', '.join(sorted(hidden))} is a parameter or function: name the variable otherwise"
             )
+        for root in equation.left:
+            foreign = (bound | lets) - set[str]().union(*_kinds((root,)))
+            for value in _values((root,)):
+                value.check({*bound, *lets, *PARAMETERS})
+                if value.names & foreign:
+                    raise RewriteError(
+                        f"rule {self.name}: {value} in {root}, which is matched by itself, does not know "
+                        f"{', '.join(sorted(value.names & foreign))}"
+                    )
         bound.update(PARAMETERS)
-        for name, value in self.equation.lets:
+        for name, value in equation.lets:
             value.check(bound)
             bound.add(name)
-        for scalar in (*scalars[0], *scalars[1]):
-            scalar.attribute.check(bound)
-        for apply in (*left, *right):
-            for _, attribute in apply.attributes:
-                attribute.check(bound)
-            unbound = {name for name in (apply.rest, apply.member) if name is not None} - bound
-            if unbound:
-                raise RewriteError(f"rule {self.name}: {', '.join(unbound)} stands on the right side only")
+        for value in _values(equation.right):
+            value.check(bound)
+        unbound = (rests | members) - bound
+        if unbound:
+            raise RewriteError(f"rule {self.name}: {', '.join(sorted(unbound))} stands on the right side only")
         self._check_members()
         for condition in self.conditions:
             condition.check(bound)
-
-    def _kinds(self) -> tuple[set[str], ...]:
-        """Names by what they stand for: tensors, attributes, all attributes that are not named, members of classes."""
-        equation = self.equation
-        terms = [t for side in (equation.left, equation.right) for term in side for t in subterms(term)]
-        calls = [t for t in terms if isinstance(t, Apply)]
-        values = [t.attribute for t in terms if isinstance(t, Scalar)] + [a for t in calls for _, a in t.attributes]
-        return (
-            self.tensors((*equation.left, *equation.right)),
-            {*(name for name, _ in equation.lets), *(a.variable for a in values if a.variable is not None)},
-            {t.rest for t in calls if t.rest is not None},
-            {t.member for t in calls if t.member is not None},
-        )
 
     def __str__(self) -> str:
         conditions = [f"({text})" if " or " in text else text for text in self.when]
