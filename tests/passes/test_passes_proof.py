@@ -153,6 +153,13 @@ WRONG = {
     "a result of another type": (rule("relu(matmul(x, w)) => relu(matmul(x, w, out_dtype='float64'))", "is_float(x)"),
                                  "left is float32, right float64"),
     "near a root is not the root": (rule("multiply(x, 1.4142126) => multiply(x, 1.4142145)", "is_float(x)"), "differ"),
+    "padding may be wide": (rule("conv2d(x, w, padding=p, **k) => conv2d(x, w, padding=[min(p[0], 1), min(p[1], 1), "
+                                 "min(p[2], 1), min(p[3], 1)], **k)"), "shape"),
+    "strides may be long": (rule("max_pool2d(x, strides=s, **k) => max_pool2d(x, strides=[min(s[0], 2), min(s[1], 2)], "
+                                 "**k)"), "shape|differ"),
+    "taps may lie apart along either axis": (rule("conv2d(x, w, dilation=d, **k) => conv2d(x, w, dilation=[d[0], 1], "
+                                                  "**k)"), "shape|differ"),
+    "pads may be wide": (rule("pad(x, pad_width=p) => x", "max(p + [0]) != 1"), "shape"),
     "no pixel": (rule("adaptive_avg_pool2d(x, output_size=s) => adaptive_avg_pool2d(x, output_size=[0, 0])"),
                  "no image is of the size"),
     "an infinite border": (rule("relu(pad(x, pad_width=p)) => relu(pad(x, pad_width=p, pad_value=1e999))",
