@@ -56,6 +56,7 @@ INSTANCES = 60
 LEAST_INSTANCES = 12
 ATTEMPTS = 20000
 _SMALL = 3  # rationals within it of zero: equal ones among them, and numbers that can be read
+_PARTS = (1, 2, 4)  # of whole numbers, of which the small ones are
 _REDRAWS = 20  # of tensors, after a division by zero
 _SHOWN = 16  # elements of a tensor that a counterexample prints
 
@@ -200,7 +201,7 @@ def domains_of(sample: Sample, seed: int = 0) -> list[Domain]:
     equation = sample.rule.equation
     types = Shapes(sample.dtype)  # of which exact arithmetic knows nothing
     if operators_of((*equation.left, *equation.right), sample.env) & ORDERED:
-        return [types, Rationals(seed, _SMALL), Rationals(seed)]
+        return [types, Rationals(seed, _SMALL, _PARTS), Rationals(seed)]
     return [types, PrimeFields(seed)]
 
 
@@ -267,7 +268,7 @@ def _smallest(found: Differing, seed: int) -> Counterexample:
             best = sample
     equation = rule.equation
     exponentials = operators_of((*equation.left, *equation.right), best.env) & EXPONENTIAL
-    readable = [] if best.dtype != FLOAT or exponentials else [Rationals(extent=_SMALL)]
+    readable = [] if best.dtype != FLOAT or exponentials else [Rationals(extent=_SMALL, parts=(1,))]
     for trial in dict.fromkeys((found.number, 0, 1, 2)):  # the values that told, if it is what was found
         for domain in (*readable, *domains_of(best, trial)):
             difference = _difference(best, domain, trial)

@@ -160,6 +160,13 @@ WRONG = {
     "taps may lie apart along either axis": (rule("conv2d(x, w, dilation=d, **k) => conv2d(x, w, dilation=[d[0], 1], "
                                                   "**k)"), "shape|differ"),
     "pads may be wide": (rule("pad(x, pad_width=p) => x", "max(p + [0]) != 1"), "shape"),
+    "a square may be less": (rule("maximum(x, multiply(x, x)) => multiply(x, x)", "is_float(x)"), "differ"),
+    "a parabola may be negative between two integers": (
+        rule("maximum(add(multiply(x, x), 2.0), multiply(x, 3.0)) => add(multiply(x, x), 2.0)", "is_float(x)"),
+        "differ"),
+    "and between two halves": (rule("maximum(multiply(x, x), multiply(x, 0.5)) => multiply(x, x)", "is_float(x)"),
+                               "differ"),
+    "a root may be less than one": (rule("maximum(sqrt(x), 1.0) => sqrt(x)"), "differ"),
     "no pixel": (rule("adaptive_avg_pool2d(x, output_size=s) => adaptive_avg_pool2d(x, output_size=[0, 0])"),
                  "no image is of the size"),
     "an infinite border": (rule("relu(pad(x, pad_width=p)) => relu(pad(x, pad_width=p, pad_value=1e999))",
