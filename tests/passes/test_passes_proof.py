@@ -186,6 +186,16 @@ def test_a_right_rule_is_proved(name):
     assert proof.bound is None or 0 < proof.bound < 1e-6
 
 
+@pytest.mark.parametrize(("text", "bounded"), [("add(exp(x), y) => add(y, exp(x))", False),
+                                               ("softmax(x, axis=-1) => softmax(x, axis=-1)", False),
+                                               ("Unary[f](multiply(x, 2.0)) => Unary[f](add(x, x))", False),
+                                               ("erf(add(x, y)) => erf(add(y, x))", True)])  # fmt: skip
+def test_exponentials_are_no_polynomials_and_have_no_bound(text, bounded):
+    proof = verify_rule(rule(text, "is_float(x)"))
+    assert isinstance(proof, Proof), str(proof)
+    assert (proof.bound is not None) == ("missed with" in str(proof)) == bounded
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_rule_is_told(name):
     wrong, said = WRONG[name]

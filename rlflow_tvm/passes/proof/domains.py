@@ -333,7 +333,7 @@ class Shapes:
 
 class Degrees:
     """Planes: degrees of numerator and denominator, at most, as polynomials in the drawn elements and in the values
-    of functions; what the Schwartz-Zippel lemma needs."""
+    of functions; what the Schwartz-Zippel lemma needs. Of exponentials, which are no polynomials, their exponents'."""
 
     name = "degrees"
 
