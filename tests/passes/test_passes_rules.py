@@ -184,16 +184,18 @@ def test_integers_are_not_divided_by_multiplying():
 
 
 def test_half_floats_are_not_led_out_of_their_range():
-    """6 x 12544 is no float16, nor is 1 / 1e-5; and queries are scaled before they meet the keys for that reason."""
+    """6 x 12544 and 1 / 1e-5 are no float16, 1e-4 x 1e-4 is 0; queries are scaled before they meet the keys for it."""
     names = ("mean_to_sum", "sum_after_scale", "divide_twice", "scale_then_divide", "divide_then_scale",
-             "scale_after_matmul", "scale_after_right_operand")  # fmt: skip
+             "scale_after_matmul", "scale_after_right_operand", "fold_scale_chain", "scale_after_product",
+             "associate_multiply")  # fmt: skip
 
     def body(emit, x, a, b):
         s, divided = relax.const(np.array(0.125, str(x.ty.dtype))), emit(rx.divide(x, a))
         scaled = emit(rx.multiply(x, s))
         products = rx.matmul(scaled, a), rx.matmul(x, scaled)
         return (rx.mean(x, [0, 1]), rx.sum(scaled, [1]), rx.divide(divided, b), rx.multiply(divided, b),
-                rx.divide(emit(rx.multiply(x, a)), b), *products)  # fmt: skip
+                rx.divide(emit(rx.multiply(x, a)), b),
+                *(rx.multiply(emit(rx.multiply(x, y)), z) for y, z in ((a, b), (a, x), (x, x))), *products)  # fmt: skip
 
     def found(dtype: str) -> set[str]:
         return matched(module({"x": (4, 4)}, {"a": (4, 4), "b": (4, 4)}, body, dtype), *names)
