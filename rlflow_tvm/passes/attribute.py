@@ -20,6 +20,10 @@ from tvm import relax
 
 from rlflow_tvm.errors import RewriteError
 
+_LONGEST = 4096
+"""Of the tuples and texts that an expression makes, at most: one of a rule file could fill the memory otherwise."""
+_ITEMS = (tuple, str, bytes)
+
 
 class NotEvaluable(RewriteError):
     """An expression that does not fit what it is asked of: an axis that a tensor does not have, say."""
@@ -48,6 +52,14 @@ class Attribute:
     def names(self) -> frozenset[str]:
         """The names it reads, functions apart."""
         return _names(self.text)
+
+    @property
+    def conjuncts(self) -> tuple[Attribute, ...]:
+        """What it joins by `and`, all of which must hold: itself, if it joins nothing."""
+        match _parse(self.text):
+            case ast.BoolOp(op=ast.And(), values=values):
+                return tuple(part for value in values for part in Attribute(ast.unparse(value)).conjuncts)
+        return (self,)
 
     def check(self, names: Container[str]) -> None:
         """RewriteError if it is not of an allowed form or reads a name outside `names`: known without a match."""
@@ -114,6 +126,32 @@ def is_float(tensor: relax.Expr) -> bool:
     return "float" in dtype(tensor)
 
 
+def numbers(*bounds: int) -> tuple[int, ...]:
+    """Python's range, as a tuple."""
+    if range(*bounds)[_LONGEST:]:
+        raise ValueError(f"more than {_LONGEST} numbers")
+    return tuple(range(*bounds))
+
+
+def _sum(a: Any, b: Any) -> Any:
+    if isinstance(a, _ITEMS) and isinstance(b, _ITEMS) and len(a) + len(b) > _LONGEST:
+        raise ValueError(f"more than {_LONGEST} items")
+    return a + b
+
+
+def _product(a: Any, b: Any) -> Any:
+    for items, count in ((a, b), (b, a)):
+        if isinstance(items, _ITEMS) and isinstance(count, int) and len(items) * count > _LONGEST:
+            raise ValueError(f"more than {_LONGEST} items")
+    return a * b
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    if isinstance(a, str | bytes):
+        raise TypeError("a text is not formatted")  # as wide as it asks for
+    return a % b
+
+
 def compose(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
     """Axes of one permutation that does `first`, then `second`."""
     return tuple(first[axis] for axis in second)
@@ -125,7 +163,7 @@ def inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
 
 def swap_last(rank: int) -> tuple[int, ...]:
     """The permutation that transposes the last two of `rank` axes."""
-    return (*range(rank - 2), rank - 1, rank - 2)
+    return (*numbers(rank - 2), rank - 1, rank - 2)
 
 
 def broadcasts_along_channels(small: tuple[int, ...], big: tuple[int, ...]) -> bool:
@@ -160,7 +198,7 @@ def replaced(extents: tuple[int, ...], axis: int, *others: int) -> tuple[int, ..
 def normal(axes: int | tuple[int, ...] | None, rank: int) -> tuple[int, ...]:
     """Axes counted from the front, in order; None are all."""
     if axes is None:
-        return tuple(range(rank))
+        return numbers(rank)
     return tuple(sorted(axis % rank for axis in ((axes,) if isinstance(axes, int) else axes)))
 
 
@@ -177,7 +215,7 @@ def fits(small: tuple[int, ...], big: tuple[int, ...]) -> bool:
 
 def constant_along(small: tuple[int, ...], axes: tuple[int, ...], rank: int) -> bool:
     """Whether what is `small` is the same along these axes of what it broadcasts to, of `rank` axes."""
-    padded = (1,) * (rank - len(small)) + small
+    padded = _product((1,), rank - len(small)) + small
     return len(small) <= rank and all(padded[axis] == 1 for axis in normal(axes, rank))
 
 
@@ -205,7 +243,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "len": len,
     "min": min,
     "max": max,
-    "range": lambda *bounds: tuple(range(*bounds)),
+    "range": numbers,
     "nchwc": lambda block: f"NCHW{block}c",
     "oihwo": lambda block: f"OIHW{block}o",
     "broadcasts_along_channels": broadcasts_along_channels,
@@ -226,11 +264,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
+    ast.Add: _sum,
     ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
+    ast.Mult: _product,
     ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
+    ast.Mod: _remainder,
     ast.Div: lambda a, b: Fraction(a) / Fraction(b),  # exact: of numbers that become scalar constants
 }
 _COMPARE: dict[type, Callable[[Any, Any], bool]] = {

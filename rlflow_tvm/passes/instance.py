@@ -20,13 +20,14 @@ class Instance:
     `shapes` gives every tensor variable its shape, `attributes` every attribute variable its value (a `**rest`
     variable a dictionary, a class member `f` an operator name with its attributes); `weights` are the variables that
     are weights rather than inputs; `indices` are those that hold positions, from the first number that is given up to
-    below the second.
+    below the second. `parameters` are what attribute expressions read besides.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     weights: tuple[str, ...] = ()
     indices: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 def instance_function(rule: RewriteRule, instance: Instance, dtype: str = "float32") -> relax.Function:
@@ -35,7 +36,7 @@ def instance_function(rule: RewriteRule, instance: Instance, dtype: str = "float
     Parameters are the tensor variables, inputs before weights; the result is the tuple of the left terms.
     """
     names = [n for n in instance.shapes if n not in instance.weights] + list(instance.weights)
-    env: dict[str, Any] = dict(instance.attributes)
+    env: dict[str, Any] = {**instance.parameters, **instance.attributes}
     types = {name: "int64" if name in instance.indices else dtype for name in names}
     params = [relax.Var(name, relax.TensorType(instance.shapes[name], types[name])) for name in names]
     env.update({param.name: param for param in params})

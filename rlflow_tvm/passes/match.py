@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
@@ -14,11 +15,13 @@ import tvm
 from tvm import relax
 
 from rlflow_tvm.dataflow import Node, canonical
-from rlflow_tvm.passes.attribute import NotComputable, shape
+from rlflow_tvm.passes.attribute import NotComputable, NotEvaluable, shape
 from rlflow_tvm.passes.graph import VARIABLES, Graph
 from rlflow_tvm.passes.ops import BY_RELAX_NAME, CLASSES, COMMUTATIVE, OPERATORS, Operator
 from rlflow_tvm.passes.rule import RewriteRule
 from rlflow_tvm.passes.term import Apply, Item, Number, Scalar, Term, Var, subterms
+
+log = logging.getLogger("rlflow_tvm")
 
 
 class Mismatch(Exception):
@@ -157,16 +160,31 @@ def _operator(operand: relax.Expr, node: Node | None) -> str:
     return CONSTANT if isinstance(operand, tvm.ir.GenericConst) else ""
 
 
-def match_root(rule: RewriteRule, forms: Sequence[Form], node: Node, graph: Graph) -> list[Match]:
-    """Every way in which a left term of `rule`, given by its `forms`, matches at `node` (conditions not yet asked)."""
+@lru_cache(maxsize=256)  # told once
+def warn_of(rule: str, error: str) -> None:
+    """That a rule asks what does not fit all that it matches: its samples, of which it was proved, had none of it."""
+    log.warning("rule %s: no match where it cannot be asked: %s", rule, error)
+
+
+def match_root(
+    rule: RewriteRule, forms: Sequence[Form], node: Node, graph: Graph, parameters: Mapping[str, Any]
+) -> list[Match]:
+    """Every way in which a left term of `rule`, given by its `forms`, matches at `node` (conditions not yet asked).
+
+    `parameters` are the rule set's, for the attribute expressions of the term.
+    """
     found: list[Match] = []
     for form in forms:
-        env: dict[str, Any] = {}
+        env: dict[str, Any] = dict(parameters)
         matched: list[relax.Var] = []
         try:
             unify(form.term, node.var, graph, env, matched)
         except (Mismatch, NotComputable):
             continue
+        except NotEvaluable as error:
+            warn_of(rule.name, str(error))
+            continue
+        env = {name: value for name, value in env.items() if name not in parameters}
         if not any(_same_env(env, other.env) for other in found):
             found.append(Match(rule, (node.var,), (form.number,), env, tuple(dict.fromkeys(matched))))
     return found
@@ -187,7 +205,8 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def unify(term: Term, expr: relax.Expr, graph: Graph, env: dict[str, Any], matched: list[relax.Var]) -> None:
-    """Match `term` at `expr` (canonical, if a variable), binding variables in `env`; Mismatch says why it cannot."""
+    """Match `term` at `expr` (canonical, if a variable), binding variables in `env`, which holds the parameters that
+    attribute expressions read; Mismatch says why it cannot."""
     match term:
         case Var(name):
             bind(name, expr, env, expr)

@@ -11,7 +11,7 @@ from tvm import relax
 
 from rlflow_tvm.dataflow import Node
 from rlflow_tvm.errors import RewriteError
-from rlflow_tvm.passes.attribute import NotComputable
+from rlflow_tvm.passes.attribute import NotComputable, NotEvaluable
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.match import (
     Form,
@@ -24,6 +24,7 @@ from rlflow_tvm.passes.match import (
     root_operators,
     unify,
     variants,
+    warn_of,
 )
 from rlflow_tvm.passes.rule import RewriteRule
 from rlflow_tvm.passes.term import depth
@@ -220,7 +221,7 @@ class Matches:
         """Why `rule` does not match with its left term number `root` at `node` ("" if it does)."""
         reasons: list[tuple[int, str]] = []
         for term in variants(rule.equation.left[root], rule.fixes_operands):
-            env: dict[str, Any] = {}
+            env = dict(self.parameters)
             matched: list[relax.Var] = []
             try:
                 unify(term, node.var, self.graph, env, matched)
@@ -229,14 +230,14 @@ class Matches:
                 reasons.append((len(matched) + 1, self._failed_condition(rule, env)))
             except Mismatch as mismatch:
                 reasons.append((len(matched), f"{mismatch.reason} (at {mismatch.culprit})"))
-            except NotComputable as error:
+            except NotEvaluable as error:
                 reasons.append((len(matched), str(error)))
         return max(reasons, key=lambda r: r[0])[1]
 
     def _failed_condition(self, rule: RewriteRule, env: dict[str, Any]) -> str:
         if len(rule.equation.left) > 1:
             return f"no other match that goes with this one ({' and '.join(rule.when) or 'shared variables differ'})"
-        env = {**self.parameters, **env}
+        env = dict(env)
         for name, value in rule.equation.lets:
             env[name] = value.value(env)
         # no further than the first: a condition may rely on those before it
@@ -281,6 +282,9 @@ def _checked(match: Match, graph: Graph, parameters: Mapping[str, Any]) -> Match
             return None
     except NotComputable:
         return None
+    except NotEvaluable as error:
+        warn_of(match.rule.name, str(error))
+        return None
     return Match(match.rule, match.roots, match.variant, {**match.env, **lets}, match.matched)
 
 
@@ -294,7 +298,7 @@ def _match_nodes(
         for rule, number, forms in ruleset.candidates(node.op, operators_below(node, graph), graph.operators):
             if ruleset.depths[rule.name, number] <= distance:
                 continue
-            matches = match_root(rule, forms, node, graph)
+            matches = match_root(rule, forms, node, graph, parameters)
             if len(rule.equation.left) == 1:
                 matches = [c for m in matches if (c := _checked(m, graph, parameters)) is not None]
             if matches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -80,6 +81,17 @@ def _as_written(call: relax.Call, names: Iterable[str]) -> dict[str, Any]:
     return {name: plain(getattr(call.attrs, name)) for name in names}
 
 
+_IMAGE = re.compile(r"NCHW(\d+c)?")
+_LAYOUTS = {"layout": _IMAGE, "data_layout": _IMAGE, "out_layout": _IMAGE, "kernel_layout": re.compile(r"OIHW(\d+o)?")}
+
+
+def _laid_out(call: relax.Call, names: Iterable[str]) -> dict[str, Any] | None:
+    """In other layouts axes stand elsewhere, channels last say: no rule is proved for them."""
+    attributes = _as_written(call, names)
+    known = all(layout.fullmatch(attributes[name]) for name, layout in _LAYOUTS.items() if name in attributes)
+    return attributes if known else None
+
+
 def _is_of_floats(expr: relax.Expr) -> bool:
     return isinstance(expr.ty, relax.TensorType) and "float" in str(expr.ty.dtype)
 
@@ -116,8 +128,10 @@ def _read_squeeze(call: relax.Call) -> dict[str, Any]:
 def _product_reader(names: Iterable[str]) -> Reader:
     """The type of the result is an attribute where it is not that of the operands."""
 
-    def read(call: relax.Call) -> dict[str, Any]:
-        attributes = _as_written(call, names)
+    def read(call: relax.Call) -> dict[str, Any] | None:
+        attributes = _laid_out(call, names)
+        if attributes is None:
+            return None
         usual = {str(operand.ty.dtype) for operand in call.args}
         return {**attributes, "out_dtype": None} if usual == {str(attributes["out_dtype"])} else attributes
 
@@ -161,7 +175,9 @@ def has_empty_window(extent: int, count: int, size: int, stride: int, dilation: 
 
 def _read_pool(call: relax.Call) -> dict[str, Any] | None:
     """Of a window that lies in the padding TVM has the least number, or no mean: no rule is proved for it."""
-    attributes = _as_written(call, _POOL)
+    attributes = _laid_out(call, _POOL)
+    if attributes is None:
+        return None
     extents = [
         [int(ty.shape.values[layout.index(axis)]) for axis in "HW"]
         for ty, layout in ((call.args[0].ty, attributes["layout"]), (call.ty, attributes["out_layout"]))
@@ -231,6 +247,7 @@ _POOL = dict(
     pool_size=REQUIRED, strides=REQUIRED, dilation=(1, 1), padding=(0, 0, 0, 0),
     ceil_mode=False, count_include_pad=False, layout="NCHW", out_layout="NCHW",
 )  # fmt: skip
+_ADAPTIVE_POOL = dict(output_size=REQUIRED, layout="NCHW", out_layout="NCHW")
 _REDUCE = dict(axis=REQUIRED, keepdims=False)
 _LAYER_NORM = dict(axes=REQUIRED, epsilon=REQUIRED, center=True, scale=True)
 _RMS_NORM = dict(axes=REQUIRED, epsilon=REQUIRED)
@@ -256,7 +273,7 @@ _ALL = [
     Operator("max_pool2d", "relax.nn.max_pool2d", rx.nn.max_pool2d, attributes=_POOL, read=_read_pool),
     Operator("avg_pool2d", "relax.nn.avg_pool2d", rx.nn.avg_pool2d, attributes=_POOL, read=_read_pool),
     Operator("adaptive_avg_pool2d", "relax.nn.adaptive_avg_pool2d", rx.nn.adaptive_avg_pool2d,
-             attributes=dict(output_size=REQUIRED, layout="NCHW", out_layout="NCHW")),
+             attributes=_ADAPTIVE_POOL, read=lambda call: _laid_out(call, _ADAPTIVE_POOL)),
     Operator("mean", "relax.mean", rx.mean, attributes=_REDUCE),
     Operator("sum", "relax.sum", rx.sum, attributes=_REDUCE),
     Operator("max", "relax.max", rx.max, attributes=_REDUCE),

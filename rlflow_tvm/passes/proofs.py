@@ -22,7 +22,11 @@ _FORMAT = 1
 
 
 def digest(rule: RewriteRule) -> str:
-    """What a recorded proof is a proof of: the rule, by these meanings of the operators."""
+    """What a recorded proof is a proof of: the rule, by these meanings of the operators.
+
+    It tells what was changed afterwards by accident. Who writes a proof by hand can write its digest too: a file of
+    somebody else's is for `rules verify` to prove.
+    """
     return f"{PROOF_VERSION}:{rule.digest}"
 
 

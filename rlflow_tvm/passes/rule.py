@@ -11,15 +11,36 @@ from typing import Any
 
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes.attribute import FUNCTIONS, Attribute
-from rlflow_tvm.passes.ops import CLASSES, SEVERAL
+from rlflow_tvm.passes.ops import CLASSES, COMMUTATIVE, SEVERAL
 from rlflow_tvm.passes.term import Apply, Equation, Item, Scalar, Term, Var, parse_equation, subterms
 
 PARAMETERS = ("lanes", "block", "is_weight", "same")
 """What attribute expressions may use besides a rule's own variables (see `matcher.RuleSet.parameters`)."""
 
+_MOST_COMMUTATIVE = 10
+"""Commutative operators of a left term, at most: each is matched in both orders, all together in 2 to that power."""
+
 
 def _calls(terms: tuple[Term, ...]) -> list[Apply]:
     return [t for term in terms for t in subterms(term) if isinstance(t, Apply)]
+
+
+def _values(terms: tuple[Term, ...]) -> list[Attribute]:
+    """The attribute expressions in `terms`."""
+    scalars = [t.attribute for term in terms for t in subterms(term) if isinstance(t, Scalar)]
+    return scalars + [value for call in _calls(terms) for _, value in call.attributes]
+
+
+def _kinds(terms: tuple[Term, ...]) -> tuple[set[str], set[str], set[str], set[str]]:
+    """Names in `terms` by what they stand for: tensors, attributes, all attributes that are not named, members of
+    classes."""
+    calls = _calls(terms)
+    return (
+        RewriteRule.tensors(terms),
+        {value.variable for value in _values(terms) if value.variable is not None},
+        {call.rest for call in calls if call.rest is not None},
+        {call.member for call in calls if call.member is not None},
+    )
 
 
 @dataclass(frozen=True)
@@ -48,6 +69,12 @@ class RewriteRule:
         for root in self.equation.left:
             if not isinstance(root, Apply | Item):
                 raise RewriteError(f"rule {self.name}: the left term {root} is no operator")
+            commutative = sum(call.head in COMMUTATIVE for call in _calls((root,)))
+            if commutative > _MOST_COMMUTATIVE and not self.fixes_operands:
+                raise RewriteError(
+                    f"rule {self.name}: {commutative} commutative operators in one left term, each matched in both "
+                    f"orders: {_MOST_COMMUTATIVE} are the most"
+                )
         for term in (*self.equation.left, *self.equation.right):
             self._check_results(term)
         self._check_names()
@@ -75,40 +102,40 @@ class RewriteRule:
                 raise RewriteError(f"rule {self.name}: {apply.member} need not be one of {apply.head}")
 
     def _check_names(self) -> None:
-        """RewriteError if an attribute expression is malformed or reads what nothing binds, or if a variable has the
-        name of a parameter or function, which it would hide."""
-        left, right = _calls(self.equation.left), _calls(self.equation.right)
-        tensors, bound = self.tensors(self.equation.left), set[str]()
-        scalars = [[t for term in side for t in subterms(term) if isinstance(t, Scalar)]
-                   for side in (self.equation.left, self.equation.right)]  # fmt: skip
-        bound.update(scalar.attribute.variable for scalar in scalars[0] if scalar.attribute.variable is not None)
-        for apply in left:
-            bound.update(name for name in (apply.rest, apply.member) if name is not None)
-            bound.update(a.variable for _, a in apply.attributes if a.variable is not None)
-        lets = {name for name, _ in self.equation.lets}
-        twice = (tensors & (bound | lets)) | (bound & lets)
+        """RewriteError if an attribute expression is malformed or reads what nothing binds, or if a variable stands for
+        two things or has the name of a parameter or function, which it would hide."""
+        equation, lets = self.equation, {name for name, _ in self.equation.lets}
+        tensors, attributes, rests, members = _kinds((*equation.left, *equation.right))
+        kinds, bound = (tensors, attributes | lets, rests, members), set[str]().union(*_kinds(equation.left))
+        names = [name for kind in kinds for name in kind]
+        twice = (bound & lets) | {name for name in names if names.count(name) > 1}
         if twice:
             raise RewriteError(
                 f"rule {self.name}: {', '.join(sorted(twice))} stands for two things: name one otherwise"
             )
-        bound |= tensors
         hidden = (bound | lets) & {*PARAMETERS, *FUNCTIONS}
         if hidden:
             raise RewriteError(
                 f"rule {self.name}: {', '.join(sorted(hidden))} is a parameter or function: name the variable otherwise"
             )
+        for root in equation.left:
+            foreign = (bound | lets) - set[str]().union(*_kinds((root,)))
+            for value in _values((root,)):
+                value.check({*bound, *lets, *PARAMETERS})
+                if value.names & foreign:
+                    raise RewriteError(
+                        f"rule {self.name}: {value} in {root}, which is matched by itself, does not know "
+                        f"{', '.join(sorted(value.names & foreign))}"
+                    )
         bound.update(PARAMETERS)
-        for name, value in self.equation.lets:
+        for name, value in equation.lets:
             value.check(bound)
             bound.add(name)
-        for scalar in (*scalars[0], *scalars[1]):
-            scalar.attribute.check(bound)
-        for apply in (*left, *right):
-            for _, attribute in apply.attributes:
-                attribute.check(bound)
-            unbound = {name for name in (apply.rest, apply.member) if name is not None} - bound
-            if unbound:
-                raise RewriteError(f"rule {self.name}: {', '.join(unbound)} stands on the right side only")
+        for value in _values(equation.right):
+            value.check(bound)
+        unbound = (rests | members) - bound
+        if unbound:
+            raise RewriteError(f"rule {self.name}: {', '.join(sorted(unbound))} stands on the right side only")
         self._check_members()
         for condition in self.conditions:
             condition.check(bound)

@@ -2,8 +2,8 @@
 
 Over prime fields an equation of polynomials that does not hold is met with equality by chance only, with probability
 degree / size of the field at each trial (Schwartz-Zippel); functions that are no polynomials (erf, sqrt) are random
-functions there, exponentials live on a second field (as in Mirage), and what compares is evaluated over the rationals.
-What a rule may match in integers is evaluated in a machine's integers, which wrap round.
+functions there, exponentials, which have no such bound, live on a second field (as in Mirage), and what compares is
+evaluated over the rationals. What a rule may match in integers is evaluated in a machine's integers, which wrap round.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ from rlflow_tvm.passes.proof.sampling import (
 )
 from rlflow_tvm.passes.rule import RewriteRule
 
-PROOF_VERSION = 5
+PROOF_VERSION = 6
 """Of the proofs: raise it when meanings, domains or samples change, and prove the catalogue again."""
 
 INSTANCES = 60
 LEAST_INSTANCES = 12
 ATTEMPTS = 20000
 _SMALL = 3  # rationals within it of zero: equal ones among them, and numbers that can be read
+_PARTS = (1, 2, 4)  # of whole numbers, of which the small ones are
 _REDRAWS = 20  # of tensors, after a division by zero
 _SHOWN = 16  # elements of a tensor that a counterexample prints
 
@@ -64,7 +65,7 @@ _SHOWN = 16  # elements of a tensor that a counterexample prints
 class Proof:
     """What a rule was proved on. `instances`: samples by domain. `degree`: of the difference of the two sides, at most.
     `bound`: with what probability one trial over the prime fields misses a difference; None for a rule that is not
-    evaluated there."""
+    evaluated there, or has an exponential there, which is no polynomial."""
 
     instances: dict[str, int]
     degree: int
@@ -77,8 +78,10 @@ class Proof:
     def from_json(data: Mapping[str, Any]) -> Proof:
         """Read `to_json`'s form; RewriteError if it is not that."""
         counts, degree, bound = data.get("instances"), data.get("degree"), data.get("bound")
-        if not isinstance(counts, dict) or not all(type(count) is int for count in counts.values()):
+        if not isinstance(counts, dict) or not all(type(count) is int and count > 0 for count in counts.values()):
             raise RewriteError("its proof holds no instances by domain")
+        if sum(counts.values()) < LEAST_INSTANCES:
+            raise RewriteError(f"its proof rests on {sum(counts.values())} instances: {LEAST_INSTANCES} are needed")
         chance = bound is None or (type(bound) in (float, int) and 0 <= bound <= 1)
         if type(degree) is not int or not chance:
             raise RewriteError("its proof holds no degree, or no bound from 0 to 1")
@@ -133,20 +136,21 @@ def examined(
 ) -> Outcome | Differing:
     """As `verify_rule`, but for the first sample with a difference as it was found."""
     counts: dict[str, int] = {}
-    degree, bounded = 0, False
+    degree, polynomial = 0, list[bool]()
     try:
         for number, (sample, equal) in enumerate(compared(rule, instances, seed, attempts)):
             if not equal:
                 return Differing(sample, number)
             domain = domains_of(sample)[-1]
             counts[domain.name] = counts.get(domain.name, 0) + 1
-            bounded |= isinstance(domain, PrimeFields)
+            if isinstance(domain, PrimeFields):
+                polynomial.append(not _operators(sample) & EXPONENTIAL)
             degree = max(degree, _degree(sample))
     except CannotDecide as error:
         return Counterexample(rule, str(error))
     if sum(counts.values()) < LEAST_INSTANCES:
         return Undecided(rule, f"{sum(counts.values())} instances in {attempts} draws: {LEAST_INSTANCES} are needed")
-    return Proof(dict(sorted(counts.items())), degree, degree / Q if bounded else None)
+    return Proof(dict(sorted(counts.items())), degree, degree / Q if polynomial and all(polynomial) else None)
 
 
 def compared(rule: RewriteRule, instances: int, seed: int, attempts: int = ATTEMPTS) -> Iterator[tuple[Sample, bool]]:
@@ -190,15 +194,19 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def _operators(sample: Sample) -> set[str]:
+    equation = sample.rule.equation
+    return operators_of((*equation.left, *equation.right), sample.env)
+
+
 def domains_of(sample: Sample, seed: int = 0) -> list[Domain]:
     """Where a sample's two sides are compared, last where their values are. `seed`: of the functions of which nothing
     is known."""
     if sample.dtype != FLOAT:
         return [MachineIntegers(sample.dtype)]
-    equation = sample.rule.equation
     types = Shapes(sample.dtype)  # of which exact arithmetic knows nothing
-    if operators_of((*equation.left, *equation.right), sample.env) & ORDERED:
-        return [types, Rationals(seed, _SMALL), Rationals(seed)]
+    if _operators(sample) & ORDERED:
+        return [types, Rationals(seed, _SMALL, _PARTS), Rationals(seed)]
     return [types, PrimeFields(seed)]
 
 
@@ -263,9 +271,7 @@ def _smallest(found: Differing, seed: int) -> Counterexample:
     for sample in _some(rule, seed + 1):
         if sample.size < best.size and any(_difference(sample, domain, 0) is not None for domain in domains_of(sample)):
             best = sample
-    equation = rule.equation
-    exponentials = operators_of((*equation.left, *equation.right), best.env) & EXPONENTIAL
-    readable = [] if best.dtype != FLOAT or exponentials else [Rationals(extent=_SMALL)]
+    readable = [] if best.dtype != FLOAT or _operators(best) & EXPONENTIAL else [Rationals(extent=_SMALL, parts=(1,))]
     for trial in dict.fromkeys((found.number, 0, 1, 2)):  # the values that told, if it is what was found
         for domain in (*readable, *domains_of(best, trial)):
             difference = _difference(best, domain, trial)

@@ -113,6 +113,8 @@ RIGHT = {
     "softmax of a shifted argument": rule("softmax(add(x, a), axis=-1) => softmax(x, axis=-1)", "rank(a) == rank(x)",
                                           "shape(a)[:-1] == shape(x)[:-1]", "dim(a, -1) == 1"),
     "the larger of two, again": rule("maximum(x, maximum(x, y)) => maximum(x, y)"),
+    "conditions in one": rule("multiply(matmul(x, a), s) => matmul(x, multiply(a, s))",
+                              "is_weight(a) and (is_weight( s ) and rank(s) == 0)"),
     "products associate": rule("matmul(matmul(x, a), b) => matmul(x, matmul(a, b))", "rank(x) == 2", "rank(a) == 2",
                                "rank(b) == 2"),
 }  # fmt: skip
@@ -151,10 +153,26 @@ WRONG = {
     "a result of another type": (rule("relu(matmul(x, w)) => relu(matmul(x, w, out_dtype='float64'))", "is_float(x)"),
                                  "left is float32, right float64"),
     "near a root is not the root": (rule("multiply(x, 1.4142126) => multiply(x, 1.4142145)", "is_float(x)"), "differ"),
+    "padding may be wide": (rule("conv2d(x, w, padding=p, **k) => conv2d(x, w, padding=[min(p[0], 1), min(p[1], 1), "
+                                 "min(p[2], 1), min(p[3], 1)], **k)"), "shape"),
+    "strides may be long": (rule("max_pool2d(x, strides=s, **k) => max_pool2d(x, strides=[min(s[0], 2), min(s[1], 2)], "
+                                 "**k)"), "shape|differ"),
+    "taps may lie apart along either axis": (rule("conv2d(x, w, dilation=d, **k) => conv2d(x, w, dilation=[d[0], 1], "
+                                                  "**k)"), "shape|differ"),
+    "pads may be wide": (rule("pad(x, pad_width=p) => x", "max(p + [0]) != 1"), "shape"),
+    "a square may be less": (rule("maximum(x, multiply(x, x)) => multiply(x, x)", "is_float(x)"), "differ"),
+    "a parabola may be negative between two integers": (
+        rule("maximum(add(multiply(x, x), 2.0), multiply(x, 3.0)) => add(multiply(x, x), 2.0)", "is_float(x)"),
+        "differ"),
+    "and between two halves": (rule("maximum(multiply(x, x), multiply(x, 0.5)) => multiply(x, x)", "is_float(x)"),
+                               "differ"),
+    "a root may be less than one": (rule("maximum(sqrt(x), 1.0) => sqrt(x)"), "differ"),
     "no pixel": (rule("adaptive_avg_pool2d(x, output_size=s) => adaptive_avg_pool2d(x, output_size=[0, 0])"),
                  "no image is of the size"),
     "an infinite border": (rule("relu(pad(x, pad_width=p)) => relu(pad(x, pad_width=p, pad_value=1e999))",
                                 "is_float(x)"), "Infinity"),
+    "axes that need not be listed": (rule("mean(x, axis=a, keepdims=True) => mean(x, axis=[a[0]], keepdims=True)",
+                                          "len(a) == 1"), "cannot be evaluated"),
     "a condition that cannot be asked": (rule("relu(x) => x", "dim(x, 3) == 7"), "cannot be evaluated"),
 }  # fmt: skip
 
@@ -166,6 +184,16 @@ def test_a_right_rule_is_proved(name):
     assert sum(proof.instances.values()) >= 12
     assert proof.degree >= 1
     assert proof.bound is None or 0 < proof.bound < 1e-6
+
+
+@pytest.mark.parametrize(("text", "bounded"), [("add(exp(x), y) => add(y, exp(x))", False),
+                                               ("softmax(x, axis=-1) => softmax(x, axis=-1)", False),
+                                               ("Unary[f](multiply(x, 2.0)) => Unary[f](add(x, x))", False),
+                                               ("erf(add(x, y)) => erf(add(y, x))", True)])  # fmt: skip
+def test_exponentials_are_no_polynomials_and_have_no_bound(text, bounded):
+    proof = verify_rule(rule(text, "is_float(x)"))
+    assert isinstance(proof, Proof), str(proof)
+    assert (proof.bound is not None) == ("missed with" in str(proof)) == bounded
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -290,6 +318,9 @@ PROVED = {"digest": digest(RIGHT["commuted"]), "instances": {"int8": 12}, "degre
         ({"proof": []}, "no object"),
         ({"proof": {"digest": PROVED["digest"]}}, "no instances"),
         ({"proof": {**PROVED, "instances": {"int8": "many"}}}, "no instances"),
+        ({"proof": {**PROVED, "instances": {"int8": 24, "int32": -1}}}, "no instances"),
+        ({"proof": {**PROVED, "instances": {}}}, "rests on 0 instances: 12 are needed"),
+        ({"proof": {**PROVED, "instances": {"int8": 11}}}, "rests on 11 instances"),
         ({"proof": {**PROVED, "degree": None}}, "no degree"),
         ({"proof": {**PROVED, "bound": True}}, "no bound from 0 to 1"),
         ({"proof": {**PROVED, "bound": 10**400}}, "no bound from 0 to 1"),

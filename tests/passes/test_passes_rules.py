@@ -184,16 +184,18 @@ def test_integers_are_not_divided_by_multiplying():
 
 
 def test_half_floats_are_not_led_out_of_their_range():
-    """6 x 12544 is no float16, nor is 1 / 1e-5; and queries are scaled before they meet the keys for that reason."""
+    """6 x 12544 and 1 / 1e-5 are no float16, 1e-4 x 1e-4 is 0; queries are scaled before they meet the keys for it."""
     names = ("mean_to_sum", "sum_after_scale", "divide_twice", "scale_then_divide", "divide_then_scale",
-             "scale_after_matmul", "scale_after_right_operand")  # fmt: skip
+             "scale_after_matmul", "scale_after_right_operand", "fold_scale_chain", "scale_after_product",
+             "associate_multiply")  # fmt: skip
 
     def body(emit, x, a, b):
         s, divided = relax.const(np.array(0.125, str(x.ty.dtype))), emit(rx.divide(x, a))
         scaled = emit(rx.multiply(x, s))
         products = rx.matmul(scaled, a), rx.matmul(x, scaled)
         return (rx.mean(x, [0, 1]), rx.sum(scaled, [1]), rx.divide(divided, b), rx.multiply(divided, b),
-                rx.divide(emit(rx.multiply(x, a)), b), *products)  # fmt: skip
+                rx.divide(emit(rx.multiply(x, a)), b),
+                *(rx.multiply(emit(rx.multiply(x, y)), z) for y, z in ((a, b), (a, x), (x, x))), *products)  # fmt: skip
 
     def found(dtype: str) -> set[str]:
         return matched(module({"x": (4, 4)}, {"a": (4, 4), "b": (4, 4)}, body, dtype), *names)
@@ -364,3 +366,21 @@ def test_no_rule_is_for_pads_that_repeat(mode, matched):
 
     graph = Graph.from_module(module({"x": (3, 4)}, {}, body))
     assert all((OPERATORS["pad"].attributes_of(node.value) is not None) == matched for node in graph.nodes)
+
+
+@pytest.mark.parametrize(("layout", "kernel", "matched"), [("NCHW", "OIHW", True), ("NHWC", "HWIO", False)])
+def test_no_rule_is_for_channels_last(layout, kernel, matched):
+    """Nor is a rule that names no layout: axis 1 is H there."""
+    texts = ("max_pool2d(relu(x), **k) => relu(max_pool2d(x, **k))",
+             "adaptive_avg_pool2d(relu(x), **k) => relu(adaptive_avg_pool2d(x, **k))",
+             "conv2d(relu(x), w, **k) => conv2d(relu(relu(x)), w, **k)")  # fmt: skip
+    rules = tuple(RewriteRule(text.split("(")[0], "none", text) for text in texts)
+
+    def body(emit, x, w):
+        y = emit(rx.nn.relu(x))
+        pooled = rx.nn.max_pool2d(y, (2, 2), layout=layout), rx.nn.adaptive_avg_pool2d(y, (2, 2), layout=layout)
+        return *pooled, rx.nn.conv2d(y, w, data_layout=layout, kernel_layout=kernel)
+
+    mod = module({"x": (1, 4, 4, 4)}, {"w": (4, 4, 4, 4)}, body)
+    sites = GraphState.from_module(mod, RuleSet(rules, LANES)).sites
+    assert {name: len(found) for name, found in sites.items()} == {rule.name: int(matched) for rule in rules}

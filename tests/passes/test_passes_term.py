@@ -99,6 +99,16 @@ MALFORMED = {
     "concat(axis=0) => concat(axis=0)": "concat takes at least 1 operands, not 0",
     "take(x, i, axis=i, mode=m) => x": "i stands for two things",
     "permute_dims(x, axes=p) => permute_dims(x, axes=p) where p = [0]": "p stands for two things",
+    "softmax(x, axis=f) => Unary[f](x)": "f stands for two things",
+    "reshape(x, shape=k) => permute_dims(x, **k)": "k stands for two things",
+    "reshape(x, shape=s) => permute_dims(x, **x)": "x stands for two things",
+    "pad(x, **k) => reshape(x, shape=k)": "k stands for two things",
+    "Unary[f](x) => multiply(x, number(f))": "f stands for two things",
+    "relu(x) => reshape(x, shape=x)": "x stands for two things",
+    "softmax(x, axis=k), softmax(y, axis=k + 1) => x, y": "which is matched by itself, does not know k",
+    "relu(x), softmax(y, axis=rank(x) - 1) => x, y": "which is matched by itself, does not know x",
+    "pack(x, block=2 * o) => x where o = 2": "which is matched by itself, does not know o",
+    "pad(x, **k) => pad(x, **q) where q = k": "q stands for two things",
     "split(x, at=p, axis=k) => x": "gives several tensors: take one of them, as split(x, at=p, axis=k)[0]",
     "relu(x) => relu(split(x, at=[1], axis=0))": "gives several tensors",
     "relu(x)[0] => x": "relu(x)[0] is no part of anything",
@@ -195,6 +205,38 @@ def test_attribute_expression_outside_the_language_is_refused_when_evaluated(tex
 def test_attribute_expressions(text, value):
     (x,) = module({"x": (2, 3)}, {}, lambda emit, x: rx.nn.relu(x))["main"].params
     assert Attribute(text).value({"x": x, "p": (1, 2)}) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'%10000000000d' % 1",
+        "len(range(10000000000)) > 0",
+        "range(10 * 1000000000000000000000)",
+        "[0] * 10000000000",
+        "10000000000 * 'a'",
+        "[0] * 4000 + [0] * 4000",
+        "swap_last(10000000000)",
+        "normal(None, 10000000000)",
+        "constant_along([1], [0], 10000000000)",
+    ],
+)
+def test_attribute_expression_that_would_fill_the_memory_is_refused(text):
+    with pytest.raises(RewriteError, match=r"more than 4096|is not formatted"):
+        Attribute(text).value({})
+
+
+def test_left_term_that_would_have_too_many_forms_is_refused():
+    def summed(count: int, symmetric: bool = False) -> RewriteRule:
+        term = "x"
+        for number in range(count):
+            term = f"add({term}, y{number})"
+        return RewriteRule("sums", "none", f"{term} => x", symmetric=symmetric)
+
+    summed(10)
+    summed(30, symmetric=True)  # matched as written
+    with pytest.raises(RewriteError, match="rule sums: 11 commutative operators in one left term"):
+        summed(11)
 
 
 @pytest.mark.parametrize("field", ["name", "family", "equation", "when"])

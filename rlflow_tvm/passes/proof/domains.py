@@ -171,18 +171,23 @@ class PrimeFields:
         return _unrounded(x, dtype)
 
 
+_OF_ALL_MAGNITUDES = tuple(1 << bits for bits in range(21))
+
+
 class Rationals:
     """One plane, of Python's integers and fractions: exact, and ordered. Exponentials and roots are functions of which
-    nothing is known but that they are positive, of others not even that; of exponentials some are less than one."""
+    nothing is known but that they are positive, of others not even that; of all some are less than one."""
 
     name = "rationals"
 
-    def __init__(self, seed: int = 0, extent: int = 1 << 20) -> None:
-        """`extent`: draws lie within it of zero."""
-        self._seed, self._extent = seed, extent
+    def __init__(self, seed: int = 0, extent: int = 1 << 20, parts: Sequence[int] = _OF_ALL_MAGNITUDES) -> None:
+        """`extent`: draws lie within it of zero. `parts`: into which of whole numbers they are, by default such that
+        draws are of all magnitudes; powers of two, as sums of others have ever larger denominators."""
+        self._seed, self._extent, self._parts = seed, extent, tuple(parts)
 
     def draw(self, shape: Shape, rng: np.random.Generator) -> Tensor:
-        return (rng.integers(-self._extent, self._extent + 1, shape).astype(object),)
+        wholes = rng.integers(-self._extent, self._extent + 1, shape).astype(object)
+        return (_object(_DIVIDE(wholes, rng.choice(self._parts, shape).astype(object))),)
 
     def constant(self, value: Fraction, like: Tensor) -> Tensor:
         plane = np.empty((), object)
@@ -218,9 +223,10 @@ class Rationals:
         return self._hashed(name, name == "sqrt", *xs)
 
     def _hashed(self, name: str, positive: bool, *xs: Tensor) -> Tensor:
-        def value(*arguments: Fraction | int) -> int:
-            size, sign = divmod(_key(self._seed, name, *map(str, arguments)), 2)
-            size = 1 + size % self._extent
+        def value(*arguments: Fraction | int) -> Fraction | int:
+            rest, sign = divmod(_key(self._seed, name, *map(str, arguments)), 2)
+            rest, part = divmod(rest, len(self._parts))
+            size = _divide(1 + rest % self._extent, self._parts[part])
             return size if positive or sign else -size
 
         return (_object(np.frompyfunc(value, len(xs), 1)(*(x[0] for x in xs))),)
@@ -327,7 +333,7 @@ class Shapes:
 
 class Degrees:
     """Planes: degrees of numerator and denominator, at most, as polynomials in the drawn elements and in the values
-    of functions; what the Schwartz-Zippel lemma needs."""
+    of functions; what the Schwartz-Zippel lemma needs. Of exponentials, which are no polynomials, their exponents'."""
 
     name = "degrees"
 

@@ -50,6 +50,10 @@ class Dice:
     def permutation(self, count: int) -> tuple[int, ...]:
         return tuple(int(i) for i in self.rng.permutation(count))
 
+    def small(self, least: int, most: int, seldom: int) -> int:
+        """A number up to `most`, now and then up to `seldom`."""
+        return int(self.rng.integers(least, (seldom if self.chance(0.3) else most) + 1))
+
     def signed(self, axis: int, rank: int) -> int:
         """The axis, now and then counted from the end."""
         return axis - rank if self.chance(0.25) else axis
@@ -239,7 +243,10 @@ def draw_operands(name: str, dice: Dice, known: Known, given: Given) -> list[Sha
     return _OPERANDS.get(name, _anything(0))(dice, known, given)
 
 
-def _axes_attribute(dice: Dice, shape: Shape) -> tuple[int, ...]:
+def _axes_attribute(dice: Dice, shape: Shape) -> tuple[int, ...] | None:
+    """None: all of them, as importers write it."""
+    if dice.chance(0.1):
+        return None
     count = int(dice.rng.integers(1, len(shape) + 1))
     axes = sorted(dice.permutation(len(shape))[:count])
     return tuple(dice.signed(axis, len(shape)) for axis in axes)
@@ -276,9 +283,9 @@ def _window(dice: Dice, name: str, shapes: list[Shape]) -> dict[str, Any]:
         before = [k // 2 for k in kernel]
         padding = (*before, *before)
     else:
-        padding = tuple(int(dice.rng.integers(0, 2)) if pads == "any" else 0 for _ in range(4))
-    strides = (1, 1) if dice.chance(0.5) else tuple(int(dice.rng.integers(1, 3)) for _ in range(2))
-    dilation = (1, 1) if dice.chance(0.9) else (2, 1)
+        padding = tuple(dice.small(0, 1, 3) if pads == "any" else 0 for _ in range(4))
+    strides = (1, 1) if dice.chance(0.5) else tuple(dice.small(1, 2, 3) for _ in range(2))
+    dilation = (1, 1) if dice.chance(0.6) else dice.pick([(2, 1), (1, 2), (2, 3)])
     drawn: dict[str, Any] = {"padding": padding, "strides": strides, "dilation": dilation}
     if name != "conv2d":
         ceil, included = dice.chance(0.25), dice.chance(0.4)
@@ -340,7 +347,7 @@ def draw_attributes(name: str, dice: Dice, shapes: list[Shape], given: Given, dt
         axis = len(x) - 1 if dice.chance(0.6) else int(dice.rng.integers(len(x)))
         drawn = {"axis": dice.signed(axis, len(x))}
     elif name == "pad":
-        widths = tuple(int(dice.rng.integers(0, 2)) for _ in range(2 * len(x)))
+        widths = tuple(dice.small(0, 1, 3) for _ in range(2 * len(x)))
         value = 0.0 if dice.chance(0.7) else float(dice.rng.integers(-2, 3))
         drawn = {"pad_width": widths, "pad_mode": "constant", "pad_value": value}
     elif name == "reshape":

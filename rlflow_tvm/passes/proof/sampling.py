@@ -7,7 +7,7 @@ illegal, or outside the rule's conditions all the same, is drawn again.
 
 from __future__ import annotations
 
-import re
+import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,7 +18,7 @@ import numpy as np
 from tvm import relax
 
 from rlflow_tvm.errors import RewriteError
-from rlflow_tvm.passes.attribute import shape
+from rlflow_tvm.passes.attribute import Attribute, shape
 from rlflow_tvm.passes.instance import Instance
 from rlflow_tvm.passes.matcher import RuleSet
 from rlflow_tvm.passes.ops import CLASSES, NOT_FOR_INTEGERS, OPERATORS, REQUIRED
@@ -40,7 +40,6 @@ _NUMBERS = {
     **dict.fromkeys(INTEGERS, (2, 3, -1, 7)),
     "uint8": (2, 3, 7),
 }
-_NEEDS_WEIGHT = re.compile(r"^is_weight\((\w+)\)$")
 _FAR = 1 << 30  # beyond all positions
 _REDRAWS = 8  # of a call's operands or attributes, until no condition speaks against them
 
@@ -119,7 +118,8 @@ class Sampler:
     def __init__(self, rule: RewriteRule, seed: int = 0) -> None:
         self.rule = rule
         self._rng = np.random.default_rng(seed)
-        self._weights = {found[1] for text in rule.when if (found := _NEEDS_WEIGHT.match(text))}
+        needed = (_needed_weight(part) for condition in rule.conditions for part in condition.conjuncts)
+        self._weights = {name for name in needed if name is not None}
         self._variables = rule.tensors(rule.equation.left)
         self._indices = frozenset(
             t.args[1].name for term in rule.equation.left for t in subterms(term)
@@ -162,6 +162,14 @@ class Sampler:
         return draw
 
 
+def _needed_weight(condition: Attribute) -> str | None:
+    """The name in a condition `is_weight(name)`, which is all of it."""
+    match ast.parse(condition.text, mode="eval").body:
+        case ast.Call(func=ast.Name(id="is_weight"), args=[ast.Name(id=name)]):
+            return name
+    return None
+
+
 def _bound(term: Apply, attributes: dict[str, Any]) -> dict[str, Any]:
     """What the attribute variables of a call stand for."""
     named = {
@@ -192,8 +200,10 @@ class _Draw:
         self.failed = ""
         self._tensors: dict[str, Tensor] = {}
         self._attributes: dict[str, Any] = {}
-        self._env: dict[str, Any] = {"lanes": LANES, "block": RuleSet((), LANES).block, "same": relax.Var.same_as,
-                                     "is_weight": lambda expr: expr.name in self._weights}  # fmt: skip
+        self._parameters: dict[str, Any] = {"lanes": LANES, "block": RuleSet((), LANES).block,
+                                            "same": relax.Var.same_as,
+                                            "is_weight": lambda expr: expr.name in self._weights}  # fmt: skip
+        self._env = dict(self._parameters)
 
     def left(self) -> None:
         for term in self._rule.equation.left:
@@ -221,9 +231,8 @@ class _Draw:
 
     def _instance(self) -> Instance:
         weights = tuple(name for name in self._tensors if name in self._weights)
-        return Instance(
-            {name: shape_of(x) for name, x in self._tensors.items()}, self._attributes, weights, self._bounds
-        )
+        shapes = {name: shape_of(x) for name, x in self._tensors.items()}
+        return Instance(shapes, self._attributes, weights, self._bounds, self._parameters)
 
     def _told(self) -> str:
         return "; ".join(f"{name}: {list(shape_of(x))}" for name, x in self._tensors.items())

@@ -17,7 +17,7 @@ class Steering:
     """The conditions of a rule that steer a draw; none without a rule."""
 
     def __init__(self, rule: RewriteRule | None) -> None:
-        conditions = () if rule is None else rule.conditions
+        conditions = [] if rule is None else [part for whole in rule.conditions for part in whole.conjuncts]
         self._conditions = [(condition, condition.names - _PARAMETERS) for condition in conditions]
         equal = filter(None, (_equation(condition.text) for condition in conditions))
         self._values = [(name, Attribute(value)) for name, value in equal]

@@ -7,24 +7,30 @@ from rlflow_tvm.passes.rule import RewriteRule
 _THREE_INPUTS = ("not is_weight(x)", "not is_weight(y)", "not is_weight(z)")
 # in which the inverse of a small divisor, and the product of two large ones, are infinite
 _IN_RANGE = 'dtype(x) in ["float32", "float64", "bfloat16"]'
+# in which products are made in an order in which they are neither infinite nor zero
+_IN_ORDER = 'dtype(x) != "float16"'
 _IN_PLACE = "fits(shape({1}), shape({0}))"
 
 
-def _associative(name: str) -> RewriteRule:
+def _associative(name: str, *more: str) -> RewriteRule:
     return RewriteRule(
-        f"associate_{name}", "algebra", f"{name}({name}(x, y), z) => {name}(x, {name}(y, z))", when=_THREE_INPUTS
-    )
+        f"associate_{name}", "algebra", f"{name}({name}(x, y), z) => {name}(x, {name}(y, z))",
+        when=(*_THREE_INPUTS, *more),
+    )  # fmt: skip
 
 
 RULES = (
-    *(_associative(name) for name in ("add", "multiply", "maximum", "minimum")),
+    _associative("add"),
+    _associative("multiply", _IN_ORDER),
+    _associative("maximum"),
+    _associative("minimum"),
     RewriteRule(
         "bias_after_sum", "algebra", "add(add(x, a), y) => add(add(x, y), a)",
         when=("is_weight(a)", "not is_weight(x)", "not is_weight(y)"),
     ),
     RewriteRule(
         "scale_after_product", "algebra", "multiply(multiply(x, a), y) => multiply(multiply(x, y), a)",
-        when=("is_weight(a)", "not is_weight(x)", "not is_weight(y)"),
+        when=("is_weight(a)", "not is_weight(x)", "not is_weight(y)", _IN_ORDER),
     ),
     RewriteRule(
         "distribute_scale", "algebra", "multiply(Linear[f](x, y), s) => Linear[f](multiply(x, s), multiply(y, s))",

@@ -13,7 +13,8 @@ RULES = (
     RewriteRule(
         "fold_scale_chain", "fold",
         "multiply(multiply(x, a), b) => multiply(x, multiply(a, b))",
-        when=("is_weight(a)", "is_weight(b)", "not is_weight(x)"),
+        # the product of two weights such as 1e-4 is zero there
+        when=("is_weight(a)", "is_weight(b)", "not is_weight(x)", 'dtype(x) != "float16"'),
     ),
     RewriteRule(
         "distribute_scale_over_bias", "fold",
