@@ -37,8 +37,8 @@ SEARCHES: dict[str, Callable[[int], _Made]] = {
     "variable-depth": lambda _seed: VariableDepth(),
 }
 DEFAULT_SEARCH = "family"
-"""Greedy search, from more than the model: what gains only where a whole network is in blocked layouts, all branches of a
-block have become one convolution, or a few rows are led back through one, greedy search alone does not reach."""
+"""Greedy search, from more than the model: what gains only where a whole network is in blocked layouts, all branches of
+a block are one convolution, or a few rows are led back through one, greedy search alone does not reach."""
 
 
 def check_seed(seed: int) -> None:

@@ -83,9 +83,11 @@ RULES = (
         when=("is_weight(w)", "is_weight(s)", "is_weight(a)", "is_weight(b)"),
     ),
     RewriteRule(
-        "scale_past_conv_bias", "branches",
-        f"multiply(add({_CONV}, a), s) => add(multiply({_CONV}, s), multiply(a, s))",
-        when=("is_weight(w)", "is_weight(a)", "is_weight(s)"),
+        "norm_into_conv", "branches",  # of the sum of branches, which is one convolution by then
+        f"add(multiply(add({_CONV}, a), s), b) => add(conv2d(x, multiply(w, reshape(s, shape=[dim(w, 0), 1, 1, 1])), "
+        "**k), add(multiply(a, s), b))",
+        when=("is_weight(w)", "is_weight(a)", "is_weight(b)", "is_weight(s)", "rank(x) == 4",
+              "shape(s) == [1, dim(w, 0), 1, 1]", *_LAYOUTS),
     ),
     RewriteRule(
         "bias_past_conv_branch", "branches",
@@ -104,12 +106,10 @@ RULES = (
     ),
 )  # fmt: skip
 
-# Each rewrite of the first kind leaves an operation less at run time; the others leave as many, and what they move, a
-# bias or a scale, stands nearer to the outputs, or to the convolution it becomes part of: so they come to an end.
+# Each rewrite of the first kind leaves an operation less at run time; the others leave as many or less, and the bias
+# that they move stands nearer to the outputs: so they come to an end.
 TERMINATING = (
     *(rule.name for rule in RULES if "_into_" in rule.name),
     "conv_factor_kernels",
-    "fold_scale_into_conv",
-    "fold_bias_chain",
     *(rule.name for rule in RULES if "_into_" not in rule.name),
 )
