@@ -11,7 +11,7 @@ from onnx import inliner
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.affine import fold_affine
 from rlflow_tvm.frontend.fold import fold_constants, infer_types
-from rlflow_tvm.frontend.graph import Graph, attributes, inputs_of, split
+from rlflow_tvm.frontend.graph import Graph, attributes, inputs_of, split, subgraphs
 from rlflow_tvm.frontend.load import one_line
 from rlflow_tvm.frontend.opset import OLDEST_OPSET, convert
 from rlflow_tvm.frontend.padding import resolve_padding
@@ -145,7 +145,7 @@ def remove_identities(graph: Graph) -> None:
     kept = []
     for node in graph.nodes:
         passes_on = node.op_type in ("Identity", "Dropout") or (node.op_type == "Split" and len(node.output) == 1)
-        if not passes_on or node.domain not in ("", "ai.onnx"):
+        if not passes_on or node.domain:
             kept.append(node)
             continue
         if node.op_type == "Dropout":
@@ -191,12 +191,11 @@ def _rename(node: onnx.NodeProto, alias: Mapping[str, str]) -> None:
     for i, name in enumerate(node.input):
         if name in alias:
             node.input[i] = alias[name]
-    for attribute in node.attribute:
-        for sub in [attribute.g] if attribute.HasField("g") else list(attribute.graphs):
-            for inner in sub.node:
-                _rename(inner, alias)
-            for output in sub.output:
-                output.name = alias.get(output.name, output.name)
+    for sub in subgraphs(node):
+        for inner in sub.node:
+            _rename(inner, alias)
+        for output in sub.output:
+            output.name = alias.get(output.name, output.name)
 
 
 def prune(graph: Graph) -> None:

@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from rlflow_tvm.errors import FrontendError
-from rlflow_tvm.frontend.graph import Graph, attributes, is_short, static_shape
+from rlflow_tvm.frontend.graph import Graph, attributes, is_short, static_shape, subgraphs
 from rlflow_tvm.frontend.load import one_line
 from rlflow_tvm.frontend.padding import resolve_ceil_mode
 
@@ -19,7 +19,6 @@ _RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "Rando
 _MOST_ELEMENTS = 2**30
 _MOST_PROPAGATED = 2**16
 """Elements of a `Range` up to which ONNX's inference may propagate it: each is a dimension there, of tens of bytes."""
-_STANDARD_DOMAINS = ("", "ai.onnx")
 _OLDEST_KNOWN = {"DequantizeLinear": 19}
 """The operator set from which on ONNX's reference knows an operator, whose earlier forms mean the same."""
 
@@ -114,10 +113,10 @@ def _infer_node(graph: Graph, node: onnx.NodeProto) -> None:
     if all(graph.shape(name) is not None for name in node.output if name):
         return
     given = attributes(node)
-    if given.get("ceil_mode", 0) or any(a.HasField("g") or a.graphs for a in node.attribute):
+    if given.get("ceil_mode", 0) or subgraphs(node):
         return
     names = {name for name in node.input if name}
-    version = graph.opset if node.domain in _STANDARD_DOMAINS else 0
+    version = 0 if node.domain else graph.opset
     known = all(name in graph.constants or name in graph.types for name in names)
     if not known or not onnx.defs.has(node.op_type, version, node.domain):
         return
@@ -142,14 +141,14 @@ def _type_of(graph: Graph, name: str) -> onnx.TypeProto:
 
 
 def _value(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
-    if node.domain not in _STANDARD_DOMAINS or node.op_type in _RANDOM:
+    if node.domain or node.op_type in _RANDOM:
         return None
     if node.op_type in ("Shape", "Size"):
         shape = graph.shape(node.input[0])
         return None if shape is None else [_shape_value(node, shape)]
     if node.op_type == "CastLike" and node.input[0] in graph.constants and (like := graph.types.get(node.input[1])):
         return [graph.constants[node.input[0]].astype(helper.tensor_dtype_to_np_dtype(like.elem_type))]
-    if any(a.HasField("g") or a.graphs for a in node.attribute):
+    if subgraphs(node):
         return None
     if not all(graph.is_constant(name) for name in node.input) or _is_misread(graph, node):
         return None

@@ -53,7 +53,7 @@ class Graph:
     @property
     def opset(self) -> int:
         """Version of the standard operator set."""
-        return next((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), 1)
+        return next((o.version for o in self.model.opset_import if not o.domain), 1)
 
     @property
     def output_names(self) -> list[str]:
@@ -130,7 +130,8 @@ def is_short(array: np.ndarray | None) -> bool:
 
 def split(model: onnx.ModelProto, label: str) -> Graph:
     """Take the weights out of `model` (which is left as it was). Initialisers that are listed as graph inputs
-    (files older than IR version 4) are inputs no longer; unnamed nodes get a name, for messages."""
+    (files older than IR version 4) are inputs no longer; unnamed nodes get a name, for messages; the domain of standard
+    operators is the empty one: ONNX's reference knows it by no other name."""
     light = onnx.ModelProto()
     light.ir_version = max(model.ir_version, 8)
     light.opset_import.extend(model.opset_import)
@@ -143,6 +144,9 @@ def split(model: onnx.ModelProto, label: str) -> Graph:
     light.graph.sparse_initializer.extend(graph.sparse_initializer)
     light.graph.node.extend(graph.node)
     name_nodes(light.graph)
+    for opset in light.opset_import:
+        opset.domain = _short(opset.domain)
+    _shorten_domains(light.graph)
     return Graph(light, constants, label, called=tuple(output.name for output in graph.output))
 
 
@@ -156,6 +160,17 @@ def _array(tensor: onnx.TensorProto, label: str) -> np.ndarray:
         ) from error
 
 
+def _shorten_domains(graph: onnx.GraphProto) -> None:
+    for node in graph.node:
+        node.domain = _short(node.domain)
+        for sub in subgraphs(node):
+            _shorten_domains(sub)
+
+
+def _short(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
 def name_nodes(graph: onnx.GraphProto) -> None:
     """Give every unnamed node a name made of its operator and its place."""
     for i, node in enumerate(graph.node):
@@ -165,12 +180,16 @@ def name_nodes(graph: onnx.GraphProto) -> None:
 def inputs_of(node: onnx.NodeProto) -> list[str]:
     """The names a node reads, those read inside its subgraphs included."""
     names = [i for i in node.input if i]
-    for attribute in node.attribute:
-        for sub in [attribute.g] if attribute.HasField("g") else list(attribute.graphs):
-            for inner in sub.node:
-                names.extend(inputs_of(inner))
-            names.extend(o.name for o in sub.output)
+    for sub in subgraphs(node):
+        for inner in sub.node:
+            names.extend(inputs_of(inner))
+        names.extend(o.name for o in sub.output)
     return names
+
+
+def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The branches or bodies of a control-flow node."""
+    return [sub for a in node.attribute for sub in ([a.g] if a.HasField("g") else a.graphs)]
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:

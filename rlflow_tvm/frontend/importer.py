@@ -199,7 +199,7 @@ def _check_operators(graph: Graph) -> None:
                 f"{where}{node.op_type}, control flow that depends on data: export the model with that branch or "
                 "loop unrolled"
             )
-        if node.domain in ("", "ai.onnx"):
+        if not node.domain:
             supported = node.op_type in known.keys() | CONVERTERS and node.op_type not in _REFUSED
         else:
             supported = node.domain == "com.microsoft" and node.op_type in _MICROSOFT & known.keys()

@@ -72,3 +72,10 @@ def test_dropout_of_constants_in_training(make_model) -> None:
     with pytest.raises(FrontendError, match=r"node 'drop' \(Dropout\) is in training mode"):
         from_onnx(model(True))
     assert len(from_onnx(model(False))["main"].body.blocks[0].bindings) == 1
+
+
+def test_the_long_name_of_the_standard_domain(make_model, assert_imports_right, operators) -> None:
+    nodes = [node("Exp", ["w"], ["e"], domain="ai.onnx"), node("Mul", ["x", "e"], ["y"], domain="ai.onnx")]
+    model = make_model(nodes, {"x": (3,)}, ["y"], {"w": drawn(3)})
+    model.opset_import[0].domain = "ai.onnx"
+    assert operators(assert_imports_right(model)) == ["multiply"]
