@@ -11,7 +11,7 @@ from onnx import inliner
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.affine import fold_affine
 from rlflow_tvm.frontend.fold import fold_constants, infer_types
-from rlflow_tvm.frontend.graph import Graph, attributes, inputs_of, split, subgraphs
+from rlflow_tvm.frontend.graph import Graph, attributes, inputs_of, rename_inputs, split
 from rlflow_tvm.frontend.load import one_line
 from rlflow_tvm.frontend.opset import OLDEST_OPSET, convert
 from rlflow_tvm.frontend.padding import resolve_padding
@@ -25,8 +25,8 @@ def clean(model: onnx.ModelProto, label: str, shapes: Shapes | None = None) -> G
     """Check `model`, fix its input shapes and remove all that need not be computed at run time.
 
     In this order: local functions inlined, operator sets below 11 converted, initialisers no longer inputs, input
-    shapes set, shapes and constants folded, `Identity` and inference `Dropout` removed, `auto_pad` written out, batch
-    normalisation folded.
+    shapes set, shapes and constants folded and control flow unrolled that hangs on them, `Identity` and inference
+    `Dropout` removed, `auto_pad` written out, batch normalisation folded.
 
     Raises:
         FrontendError: the model is invalid, an input has a dynamic dimension without an entry in `shapes`, or
@@ -154,7 +154,7 @@ def remove_identities(graph: Graph) -> None:
     if not alias:
         return
     for node in kept:
-        _rename(node, alias)
+        rename_inputs(node, alias)
     graph.nodes = kept
     for output in graph.model.graph.output:
         output.name = alias.get(output.name, output.name)
@@ -185,17 +185,6 @@ def _require_inference(graph: Graph, node: onnx.NodeProto, uses: Mapping[str, in
         raise FrontendError(
             f"{graph.label}: the mask of node {node.name!r} (Dropout) is read: export the model in inference mode"
         )
-
-
-def _rename(node: onnx.NodeProto, alias: Mapping[str, str]) -> None:
-    for i, name in enumerate(node.input):
-        if name in alias:
-            node.input[i] = alias[name]
-    for sub in subgraphs(node):
-        for inner in sub.node:
-            _rename(inner, alias)
-        for output in sub.output:
-            output.name = alias.get(output.name, output.name)
 
 
 def prune(graph: Graph) -> None:

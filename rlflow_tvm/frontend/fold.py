@@ -11,6 +11,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from rlflow_tvm.errors import FrontendError
+from rlflow_tvm.frontend.control_flow import CONTROL_FLOW, unrolled
 from rlflow_tvm.frontend.graph import Graph, attributes, is_short, static_shape, subgraphs
 from rlflow_tvm.frontend.load import one_line
 from rlflow_tvm.frontend.padding import resolve_ceil_mode
@@ -19,6 +20,8 @@ _RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "Rando
 _MOST_ELEMENTS = 2**30
 _MOST_PROPAGATED = 2**16
 """Elements of a `Range` up to which ONNX's inference may propagate it: each is a dimension there, of tens of bytes."""
+_HIDDEN = "rlflow.hidden"
+"""A domain of whose operators ONNX's inference knows nothing."""
 _OLDEST_KNOWN = {"DequantizeLinear": 19}
 """The operator set from which on ONNX's reference knows an operator, whose earlier forms mean the same."""
 
@@ -57,9 +60,20 @@ def infer_types(graph: Graph) -> None:
 def _infer(graph: Graph, strict: bool) -> None:
     propagate = _longest_range(graph) <= _MOST_PROPAGATED
     model, aside = graph.skeleton()
+    _hide_control_flow(model)
     inferred = onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=propagate)
     infos = [*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output]
     graph.types = {i.name: i.type.tensor_type for i in infos if i.name not in aside and i.type.HasField("tensor_type")}
+
+
+def _hide_control_flow(model: onnx.ModelProto) -> None:
+    """A branch that is not taken may be wrong for the shapes that there are: nothing is inferred of it."""
+    hidden = [node for node in model.graph.node if node.op_type in CONTROL_FLOW and not node.domain]
+    for node in hidden:
+        node.domain = _HIDDEN
+        del node.attribute[:]
+    if hidden:
+        model.opset_import.append(helper.make_opsetid(_HIDDEN, 1))
 
 
 def _longest_range(graph: Graph) -> float:
@@ -86,12 +100,19 @@ def fold_constants(graph: Graph) -> None:
 
     A round infers shapes, turns `Shape` and `Size` of a static value (and a constant's `CastLike` one) into
     constants and evaluates the nodes whose inputs are all constant; what these leave open is inferred node by node, and
-    by the next round's inference. Random and control-flow nodes stay.
+    by the next round's inference. Control flow that depends on no data is unrolled. Random nodes stay.
     """
     while True:
         infer_types(graph)
         kept, folded = [], 0
-        for node in graph.nodes:
+        ahead = graph.nodes[::-1]
+        while ahead:
+            node = ahead.pop()
+            nodes = unrolled(graph, node)
+            if nodes is not None:
+                ahead += reversed(nodes)
+                folded += 1
+                continue
             values = _value(graph, node)
             if values is None:
                 kept.append(node)

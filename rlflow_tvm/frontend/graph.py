@@ -7,7 +7,7 @@ weights aside makes them cheap for any size, and lifts their limit of 2 GB.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,7 +85,7 @@ class Graph:
         """A name that no value has yet, nor any that was asked for here before."""
         if self._names[0] is not self.model:  # collected once for a model: it may have thousands of nodes
             taken = set(self.constants) | {i.name for i in self.model.graph.input}
-            taken.update(o for n in self.model.graph.node for o in n.output)
+            taken.update(_made_in(self.model.graph))
             self._names = self.model, taken
         taken = self._names[1]
         name, count = stem, 0
@@ -137,7 +137,7 @@ def split(model: onnx.ModelProto, label: str) -> Graph:
     light.opset_import.extend(model.opset_import)
     light.functions.extend(model.functions)
     graph = model.graph
-    constants = {t.name: _array(t, label) for t in graph.initializer}
+    constants = {t.name: array_of(t, label) for t in graph.initializer}
     light.graph.name = graph.name or "main"
     light.graph.input.extend(i for i in graph.input if i.name not in constants)
     light.graph.output.extend(graph.output)
@@ -150,7 +150,8 @@ def split(model: onnx.ModelProto, label: str) -> Graph:
     return Graph(light, constants, label, called=tuple(output.name for output in graph.output))
 
 
-def _array(tensor: onnx.TensorProto, label: str) -> np.ndarray:
+def array_of(tensor: onnx.TensorProto, label: str) -> np.ndarray:
+    """The values of a weight; FrontendError where they cannot be read."""
     try:
         return numpy_helper.to_array(tensor)
     except (ValueError, TypeError, KeyError) as error:
@@ -185,6 +186,26 @@ def inputs_of(node: onnx.NodeProto) -> list[str]:
             names.extend(inputs_of(inner))
         names.extend(o.name for o in sub.output)
     return names
+
+
+def rename_inputs(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Have a node read what `names` tells in the place of what it reads, inside its subgraphs too."""
+    for i, name in enumerate(node.input):
+        if name in names:
+            node.input[i] = names[name]
+    for sub in subgraphs(node):
+        for inner in sub.node:
+            rename_inputs(inner, names)
+        for output in sub.output:
+            output.name = names.get(output.name, output.name)
+
+
+def _made_in(graph: onnx.GraphProto) -> Iterator[str]:
+    """The names of all that nodes make, inside of their subgraphs too."""
+    for node in graph.node:
+        yield from node.output
+        for sub in subgraphs(node):
+            yield from _made_in(sub)
 
 
 def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:

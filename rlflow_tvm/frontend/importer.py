@@ -20,6 +20,7 @@ from rlflow_tvm import ir
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.bake import bake_constants
 from rlflow_tvm.frontend.clean import Shapes, clean
+from rlflow_tvm.frontend.control_flow import CONTROL_FLOW
 from rlflow_tvm.frontend.converters import CONVERTERS
 from rlflow_tvm.frontend.graph import Graph, attributes
 from rlflow_tvm.frontend.load import load_onnx, one_line
@@ -30,7 +31,6 @@ _MICROSOFT = frozenset(
 )
 _HARMLESS = frozenset({"num_outputs", "seed", "storage_order", "tvm_custom"})
 """Attributes that add nothing: Split's outputs are counted, and MaxPool's indices, whose layout this is, refused."""
-_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 _REFUSED = frozenset(
     {
         "Attention",  # TVM reads Microsoft's operator of that name, not the standard's
@@ -194,7 +194,7 @@ def _check_operators(graph: Graph) -> None:
     uses = graph.uses()
     for node in graph.nodes:
         where = f"{graph.label}: node {node.name!r} uses the operator {node.domain + '.' if node.domain else ''}"
-        if node.op_type in _CONTROL_FLOW:
+        if node.op_type in CONTROL_FLOW:
             raise FrontendError(
                 f"{where}{node.op_type}, control flow that depends on data: export the model with that branch or "
                 "loop unrolled"

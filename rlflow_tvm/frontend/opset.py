@@ -7,7 +7,7 @@ from onnx import helper, version_converter
 
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.fold import infer_types
-from rlflow_tvm.frontend.graph import Graph, attributes, name_nodes, split
+from rlflow_tvm.frontend.graph import Graph, attributes, name_nodes, split, subgraphs
 from rlflow_tvm.frontend.load import one_line
 
 OLDEST_OPSET = 11
@@ -22,9 +22,15 @@ def convert(graph: Graph) -> None:
     No further: to 13 the converter (1.23) takes `Hardmax` over, whose axis means another thing there.
 
     Raises:
-        FrontendError: the converter cannot, or an old broadcast is of tensors of unknown rank.
+        FrontendError: the converter cannot, an old broadcast is of tensors of unknown rank, or there is control flow.
     """
     infer_types(graph)
+    nested = next((node for node in graph.nodes if subgraphs(node)), None)
+    if nested is not None:  # the converter leaves what is inside as it is
+        raise FrontendError(
+            f"{graph.label}: node {nested.name!r} ({nested.op_type}) holds a graph of operator set {graph.opset}, "
+            f"which is not converted: export the model with opset {OLDEST_OPSET} or newer"
+        )
     for node in graph.nodes:
         _spell_out_broadcast(graph, node)
         _spell_out_slopes(graph, node)
