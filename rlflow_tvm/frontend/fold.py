@@ -29,7 +29,7 @@ _MISREAD = {
     **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), 13),
     "BatchNormalization": 14,
     **dict.fromkeys(("AveragePool", "ConvTranspose", "GridSample", "GroupNormalization"), math.inf),
-    **dict.fromkeys(("LRN", "LpPool", "MaxPool"), math.inf),
+    **dict.fromkeys(("GRU", "LRN", "LSTM", "LpPool", "MaxPool", "RNN"), math.inf),
 }
 """The operator set below which ONNX's reference (1.23) gives an operator other values than the standard does, or
 refuses what that allows: TVM computes it."""

@@ -47,6 +47,11 @@ _OF_CONSTANTS = {
         node("GroupNormalization", ["w", "g", "b"], ["c"], num_groups=2),
         {"g": drawn(4), "b": drawn(4)},
     ),
+    "lstm": (
+        14,
+        node("LSTM", ["v", "W", "R"], ["c"], hidden_size=4, activations=["HardSigmoid", "Relu", "Tanh"]),
+        {"v": drawn(3, 2, 5), "W": drawn(1, 16, 5), "R": drawn(1, 16, 4)},
+    ),
     "grid-sample": (16, node("GridSample", ["w", "g"], ["c"], mode="bicubic"), {"g": _GRID}),
     # of more than the 32 elements that the reference takes
     "gather-elements": (18, node("GatherElements", ["r", "i"], ["c"], axis=1), _ROWS),
