@@ -11,6 +11,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from rlflow_tvm.frontend.fold import MOST_REPEATED
+from rlflow_tvm.frontend.inputs import numpy_dtype
 from rlflow_tvm.ir import known_shape
 
 
@@ -40,6 +42,8 @@ class _Baker(relax.PyExprMutator):
         constants = [self._constant(arg) for arg in call.args]  # by reference: a table that ids index stays unread
         if evaluate is None or any(constant is None for constant in constants):
             return self._with_numbers(call, constants) if call.op.name in _BINARY else call
+        if call.op.name == "relax.broadcast_to" and _bytes(call) > max(MOST_REPEATED, _bytes(call.args[0])):
+            return call
         found = np.ascontiguousarray(evaluate(call, *map(_array, constants)))
         return relax.const(found.reshape(_extents(call)), _dtype(call))  # contiguity makes a scalar one-dimensional
 
@@ -83,6 +87,10 @@ def _extents(expr: relax.Expr) -> tuple[int, ...]:
     shape = known_shape(expr.ty)
     assert shape is not None, "looked at in visit_call_"
     return shape
+
+
+def _bytes(expr: relax.Expr) -> int:
+    return math.prod(_extents(expr)) * numpy_dtype(_dtype(expr)).itemsize
 
 
 def _dtype(expr: relax.Expr) -> str:

@@ -18,6 +18,8 @@ from rlflow_tvm.frontend.padding import resolve_ceil_mode
 
 _RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli"})
 _MOST_ELEMENTS = 2**30
+MOST_REPEATED = 2**24
+"""Bytes of a repeated constant that is kept as one."""
 _MOST_PROPAGATED = 2**16
 """Elements of a `Range` up to which ONNX's inference may propagate it: each is a dimension there, of tens of bytes."""
 _HIDDEN = "rlflow.hidden"
@@ -203,7 +205,8 @@ def _too_large(graph: Graph, node: onnx.NodeProto, shape: tuple[int, ...]) -> Fr
 
 def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
     """The outputs of a node whose inputs are all constant; None where ONNX's reference does not know the operator or
-    refuses what that allows, or gives another shape or type than is inferred: TVM computes it.
+    refuses what that allows, or gives another shape or type than is inferred, or where a constant is repeated to a very
+    large one: TVM computes it.
 
     Raises:
         FrontendError: the node's inputs are out of bounds, or the result would fill the memory.
@@ -212,6 +215,8 @@ def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
         shape = graph.shape(name)
         if shape is not None and np.prod(shape, dtype=np.float64) > _MOST_ELEMENTS:
             raise _too_large(graph, node, shape)
+    if _grows(graph, node):
+        return None
     if node.op_type == "ConstantOfShape":  # the one operator that old files hold by the hundred
         return [_filled(graph, node)]
     names = list(dict.fromkeys(name for name in node.input if name))
@@ -246,6 +251,15 @@ def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
     arrays = [np.asarray(value) for value in values]
     agree = all(_is_as_inferred(graph, name, a) for name, a in zip(node.output, arrays, strict=True) if name)
     return arrays if agree else None
+
+
+def _grows(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Whether a constant is repeated to more than is worth keeping: it is repeated where it is read."""
+    shape = graph.shape(node.output[0])
+    if node.op_type not in ("Expand", "Tile") or shape is None:
+        return False
+    array = graph.constants[node.input[0]]
+    return math.prod(shape) * array.itemsize > max(MOST_REPEATED, array.nbytes)
 
 
 def _filled(graph: Graph, node: onnx.NodeProto) -> np.ndarray:

@@ -141,3 +141,19 @@ def test_a_tensor_to_be_filled_of_a_shape_that_is_computed(extent: int, told: st
     ]
     with pytest.raises(FrontendError, match=told):
         from_onnx(make_model(nodes, {"x": (1,)}, ["y"], {"n": np.array([extent])}))
+
+
+@pytest.mark.parametrize(
+    ("repeated", "weights"),
+    [
+        (node("Expand", ["w", "n"], ["c"]), {"w": drawn(1, 1, 2), "n": np.array([4096, 1024, 2])}),
+        (node("Tile", ["w", "n"], ["c"]), {"w": drawn(1, 1, 2), "n": np.array([4096, 1024, 1])}),
+    ],
+)
+def test_a_constant_is_not_repeated_to_a_very_large_one(repeated, weights, make_model, operators) -> None:
+    nodes = [repeated, node("Add", ["x", "c"], ["y"])]
+    mod = from_onnx(make_model(nodes, {"x": (1, 1, 2)}, ["y"], weights))
+    assert operators(mod)[-1] == "add"
+    assert len(operators(mod)) == 2
+    weights["n"][0] = 2
+    assert operators(from_onnx(make_model(nodes, {"x": (1, 1, 2)}, ["y"], weights))) == ["add"]
