@@ -19,6 +19,7 @@ from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.load import one_line
 
 _SHORT = 1024  # elements; constants up to here (shapes, axes, bounds) stay readable for ONNX's tools and the importer
+_MOST_BYTES = 2**20  # of a constant of integers, which the importer may have to know (indices): beyond they are weights
 
 
 @dataclass
@@ -100,13 +101,13 @@ class Graph:
         return not name or name in self.constants
 
     def skeleton(self) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-        """A light copy of the model for ONNX's tools: short and integer constants as initialisers,
-        all others as additional graph inputs behind the real ones, whose arrays are returned."""
+        """A light copy of the model for ONNX's tools: short constants, and integers unless they are many, as
+        initialisers, all others as additional graph inputs behind the real ones, whose arrays are returned."""
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
         aside: dict[str, np.ndarray] = {}
         for name, array in self.constants.items():
-            if is_short(array) or array.dtype.kind not in "fV":
+            if is_short(array) or (array.dtype.kind not in "fV" and array.nbytes <= _MOST_BYTES):
                 model.graph.initializer.append(numpy_helper.from_array(array, name))
             else:
                 aside[name] = array
