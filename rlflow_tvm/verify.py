@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -114,11 +115,12 @@ class Comparison:
 
     The weights are drawn anew (the rules hold for any): in a model whose weights are all alike, or whose output is
     saturated by them, a wrong permutation would not show. Where the output is saturated all the same (a softmax over
-    activations that grew from block to block gives zeros and a one), smaller weights are drawn; where it is not
-    finite (the root of a negative number), weights of the signs that the module has, then the module's own, and at last
-    inputs without negative numbers, with either (the logarithm of a spectrum).
+    activations that grew from block to block gives zeros and a one), smaller weights are drawn, and at last the
+    module's own are taken; where it is not finite (the root of a negative number), weights of the signs that the module
+    has, then the module's own, and at last inputs without negative numbers, with either (the logarithm of a spectrum).
 
-    RewriteError if less than half of an output is finite with any of them.
+    RewriteError if less than half of an output is finite with any of them; a warning where an output is of one value
+    with all of them.
     """
 
     def __init__(self, start: GraphState, target: tvm.target.Target, seed: int = 0) -> None:
@@ -127,7 +129,7 @@ class Comparison:
         best = (-1.0, -1.0)
         for draw in _DRAWS:
             if draw.only_if_not_finite and best[0] == 1.0:
-                break
+                continue
             self._inputs = [np.abs(a) if draw.positive and a.dtype.kind not in "iub" else a for a in inputs]
             weights = self._weights = _drawn_weights(start, draw, seed)
             expected = self._run(start)
@@ -142,6 +144,12 @@ class Comparison:
                 f"the outputs cannot be compared: {100 * (1 - best[0]):.0f} % of one of them is NaN or infinite on "
                 "random inputs, without negative ones and with the model's own weights too: look for the operator that "
                 "makes it so"
+            )
+        if best[1] <= TOLERANCE:
+            warnings.warn(
+                f"the outputs can hardly be compared: all but {100 * best[1]:.2f} % of one of them is one value on "
+                "random inputs, with the model's own weights too: a wrong rewrite might not show",
+                stacklevel=2,
             )
         self._inputs, self._weights, self._expected = chosen
 
@@ -209,7 +217,7 @@ class _Draw:
 
     @property
     def only_if_not_finite(self) -> bool:
-        return self.keep_signs or self.own or self.positive
+        return self.keep_signs or self.positive
 
 
 _OWN = _Draw(own=True)
@@ -225,10 +233,12 @@ _ENOUGH_FINITE = 0.5
 
 
 def _visible_share(output: np.ndarray) -> float:
-    """How many of the output's finite elements differ from their median by more than the tolerance: a change of the
-    others could not be seen. 1 for integers and for outputs of a few elements."""
-    if output.size <= 16 or output.dtype.kind in "iub":
+    """How many of the output's finite elements differ from their median by more than the tolerance, of integers and
+    booleans from the most frequent: a change of the others could not be seen. 1 for outputs of a few elements."""
+    if output.size <= 16:
         return 1.0
+    if output.dtype.kind in "iub":
+        return 1.0 - np.unique(output, return_counts=True)[1].max() / output.size
     output = output.astype(np.float64)
     finite = output[np.isfinite(output)]
     if not finite.size:
@@ -245,7 +255,7 @@ def _drawn_weights(start: GraphState, draw: _Draw, seed: int) -> dict[str, tvm.r
         func = start.graph.function
         # as if all parameters were inputs: what indexes a table is drawn within it
         drawn = random_inputs(tvm.IRModule({"main": func.with_attr("num_input", len(func.params))}), seed)
-        arrays = {name: np.abs(a) if draw.only_if_not_finite else a for name, a in drawn.items()} | arrays
+        arrays = {name: np.abs(a) if draw.own or draw.only_if_not_finite else a for name, a in drawn.items()} | arrays
     return {
         p.name: tvm.runtime.tensor(arrays[p.name] if draw.own else _varied(arrays[p.name], draw, rng))
         for p in parameters

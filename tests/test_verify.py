@@ -161,6 +161,32 @@ def test_a_saturated_output_of_narrow_floats_is_seen_to_be():
         assert verify._visible_share(x.astype(dtype)) == 0.01
 
 
+def test_of_integers_and_booleans_those_that_differ_from_most_are_seen():
+    x = np.zeros(100)
+    x[:3] = 1, 2, 3
+    for dtype in ("int64", "uint8"):
+        assert verify._visible_share(x.astype(dtype)) == pytest.approx(0.03)
+    assert verify._visible_share(np.zeros(100, bool)) == 0.0
+    assert verify._visible_share(np.zeros(16, bool)) == 1.0
+
+
+def above(limit: float, weights: dict[str, np.ndarray]) -> GraphState:
+    """Which elements of a product are above a limit, as it begins."""
+    mod = module({"x": (4, 8)}, {"w": (8, 8)}, lambda emit, x, w: rx.greater(emit(rx.matmul(x, w)), relax.const(limit)))
+    bound = Detached(mod, {name: tvm.runtime.tensor(array) for name, array in weights.items()})
+    return GraphState.from_module(bound.bind() if weights else mod, RuleSet((WRONG,), LANES))
+
+
+def test_an_output_that_only_the_own_weights_do_not_saturate_is_compared_with_them():
+    (expected,) = Comparison(above(100.0, {"w": 100 * near_one(8, 8)}), TARGET)._expected
+    assert 0.1 < expected.mean() < 0.9
+
+
+def test_an_output_of_one_value_is_warned_of():
+    with pytest.warns(UserWarning, match=r"all but 0.00 % of one of them is one value .* might not show"):
+        Comparison(above(1e3, {}), TARGET)
+
+
 def test_a_lost_mask_is_seen():
     def masked(emit, x, mask):
         return rx.nn.softmax(emit(rx.add(x, emit(rx.multiply(rx.astype(mask, "float32"), relax.const(5.0))))))
