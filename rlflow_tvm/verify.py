@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from tvm import relax
 
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.frontend import random_inputs
-from rlflow_tvm.ir import Detached
+from rlflow_tvm.ir import Detached, known_shape
 from rlflow_tvm.kernels import BY_SHAPE, Choices, pipeline
 from rlflow_tvm.passes import GraphState, RewriteAction
 
@@ -250,6 +252,7 @@ def _drawn_weights(start: GraphState, draw: _Draw, seed: int) -> dict[str, tvm.r
     """A value for each of the start's weight parameters, those that it was given without included."""
     rng = np.random.default_rng(seed)
     parameters = start.graph.params[start.graph.inputs :]
+    channels = _output_channels(start)
     arrays = {name: tensor.numpy() for name, tensor in start.start.weights.items()}
     if any(parameter.name not in arrays for parameter in parameters):
         func = start.graph.function
@@ -257,19 +260,33 @@ def _drawn_weights(start: GraphState, draw: _Draw, seed: int) -> dict[str, tvm.r
         drawn = random_inputs(tvm.IRModule({"main": func.with_attr("num_input", len(func.params))}), seed)
         arrays = {name: np.abs(a) if draw.own or draw.only_if_not_finite else a for name, a in drawn.items()} | arrays
     return {
-        p.name: tvm.runtime.tensor(arrays[p.name] if draw.own else _varied(arrays[p.name], draw, rng))
+        p.name: tvm.runtime.tensor(
+            arrays[p.name] if draw.own else _varied(arrays[p.name], draw, rng, channels.get(p.name))
+        )
         for p in parameters
     }
 
 
-def _varied(array: np.ndarray, draw: _Draw, rng: np.random.Generator) -> np.ndarray:
-    """Kernels and matrices of variance 2/fan-in (He et al. 2015) times the gain's square, so that activations neither
-    vanish nor explode; anything smaller (biases, scales, masks) shrunk by factors in [0.9, 1), or small numbers where
-    all of it is zero: biases of zeros would hide that they are lost; integers as they are."""
+def _output_channels(start: GraphState) -> dict[str, int]:
+    """How many the kernels of convolutions have, by the parameter's name."""
+    found = {}
+    for node in start.graph.nodes:
+        if node.op.startswith("relax.nn.conv") and isinstance(kernel := node.value.args[1], relax.Var):
+            layout = re.sub(r"\d", "", str(node.value.attrs.kernel_layout))
+            extents = zip(layout, known_shape(kernel.ty), strict=True)
+            found[kernel.name] = math.prod(extent for letter, extent in extents if letter in "Oo")
+    return found
+
+
+def _varied(array: np.ndarray, draw: _Draw, rng: np.random.Generator, channels: int | None) -> np.ndarray:
+    """Kernels (of so many output `channels`) and matrices, which may be several, of variance 2/fan-in (He et al. 2015)
+    times the gain's square, so that activations neither vanish nor explode; anything smaller (biases, scales, masks)
+    shrunk by factors in [0.9, 1), or small numbers where all of it is zero: biases of zeros would hide that they are
+    lost; integers as they are."""
     if array.dtype.kind in "iub":
         return array
     if sum(extent > 1 for extent in array.shape) >= 2:
-        fan_in = array.size / array.shape[0 if array.ndim == 4 else -1]
+        fan_in = array.shape[-2] if channels is None else array.size / channels
         drawn = rng.standard_normal(array.shape) * (draw.gain * np.sqrt(2.0 / fan_in))
         drawn = np.abs(drawn) * np.sign(array) if draw.keep_signs else drawn
     elif array.any() or draw.keep_signs:

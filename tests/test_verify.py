@@ -170,6 +170,29 @@ def test_of_integers_and_booleans_those_that_differ_from_most_are_seen():
     assert verify._visible_share(np.zeros(16, bool)) == 1.0
 
 
+CONVOLUTIONS = {
+    "conv1d": (rx.nn.conv1d, (1, 64, 9), (64, 64, 3), {}, 192),
+    "conv2d": (rx.nn.conv2d, (1, 16, 9, 9), (64, 16, 3, 3), {}, 144),
+    "conv2d of the last channels": (
+        rx.nn.conv2d,
+        (1, 9, 9, 16),
+        (3, 3, 16, 64),
+        {"data_layout": "NHWC", "kernel_layout": "HWIO"},
+        144,
+    ),
+    "conv3d": (rx.nn.conv3d, (1, 16, 5, 5, 5), (32, 16, 3, 3, 3), {}, 432),
+    "matrices": (rx.matmul, (8, 5, 48), (8, 48, 64), {}, 48),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_weights_are_drawn_by_what_they_sum(name):
+    operator, data, kernel, layouts, fan_in = CONVOLUTIONS[name]
+    mod = module({"x": data}, {"w": kernel}, lambda emit, x, w: operator(x, w, **layouts))
+    (drawn,) = verify._drawn_weights(GraphState.from_module(mod, RuleSet((), LANES)), verify._Draw(), 0).values()
+    assert np.var(drawn.numpy()) == pytest.approx(2 / fan_in, rel=0.05)
+
+
 def above(limit: float, weights: dict[str, np.ndarray]) -> GraphState:
     """Which elements of a product are above a limit, as it begins."""
     mod = module({"x": (4, 8)}, {"w": (8, 8)}, lambda emit, x, w: rx.greater(emit(rx.matmul(x, w)), relax.const(limit)))
