@@ -159,11 +159,15 @@ class Comparison:
         return run_module(Detached(state.mod, self._weights).bind(), self._target, self._inputs, choices)
 
     def error(self, state: GraphState, choices: Choices = BY_SHAPE) -> float:
-        """Largest difference between `state`'s outputs and the start's, as a share of the output's range.
+        """Largest difference between `state`'s outputs and the start's, as a share of the output's range; infinite
+        where their types differ.
 
         The start was built with `BY_SHAPE`, whatever the `choices` here.
         """
-        return range_error(self._run(state, choices), self._expected)
+        found = self._run(state, choices)
+        if [output.dtype for output in found] != [output.dtype for output in self._expected]:
+            return float("inf")
+        return range_error(found, self._expected)
 
     def check(self, state: GraphState) -> float:
         """`error`, if it is within `TOLERANCE`; else RewriteError, naming the first rule after which it is not."""
@@ -273,7 +277,7 @@ def _output_channels(start: GraphState) -> dict[str, int]:
     for node in start.graph.nodes:
         if node.op.startswith("relax.nn.conv") and isinstance(kernel := node.value.args[1], relax.Var):
             layout = re.sub(r"\d", "", str(node.value.attrs.kernel_layout))
-            extents = zip(layout, known_shape(kernel.ty), strict=True)
+            extents = zip(layout, known_shape(kernel.ty) or (), strict=True)
             found[kernel.name] = math.prod(extent for letter, extent in extents if letter in "Oo")
     return found
 

@@ -75,6 +75,15 @@ def test_kernels_chosen_by_measuring_are_checked_too():
     assert check_state(state, TARGET, choices=Choices()) <= TOLERANCE
 
 
+def test_outputs_of_another_type_are_wrong(monkeypatch):
+    state = rewritten(module({"x": (4, 8)}, {}, lambda emit, x: rx.tanh(x)), {}, RIGHT)
+    comparison = Comparison(state.origin(), TARGET)
+    assert comparison.error(state) <= TOLERANCE
+    run_module = verify.run_module
+    monkeypatch.setattr(verify, "run_module", lambda *args: [a.astype("float16") for a in run_module(*args)])
+    assert comparison.error(state) == INF
+
+
 def test_matrix_under_a_root_keeps_its_signs_where_nothing_else_is_finite():
     mod = module({"x": (4, 8)}, {"w": (8, 8)}, lambda emit, x, w: rx.tanh(emit(rx.matmul(x, emit(rx.sqrt(w))))))
     with pytest.raises(RewriteError, match="first after wrong@"):
