@@ -11,6 +11,7 @@ from onnx import inliner
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.affine import fold_affine
 from rlflow_tvm.frontend.fold import fold_constants, infer_types
+from rlflow_tvm.frontend.functions import inline_operators
 from rlflow_tvm.frontend.graph import Graph, attributes, inputs_of, rename_inputs, split
 from rlflow_tvm.frontend.load import one_line
 from rlflow_tvm.frontend.opset import OLDEST_OPSET, convert
@@ -25,8 +26,8 @@ def clean(model: onnx.ModelProto, label: str, shapes: Shapes | None = None) -> G
     """Check `model`, fix its input shapes and remove all that need not be computed at run time.
 
     In this order: local functions inlined, operator sets below 11 converted, initialisers no longer inputs, input
-    shapes set, shapes and constants folded and control flow unrolled that hangs on them, `Identity` and inference
-    `Dropout` removed, `auto_pad` written out, batch normalisation folded.
+    shapes set, shapes and constants folded and control flow unrolled that hangs on them, operators inlined that ONNX
+    defines by others, `Identity` and inference `Dropout` removed, `auto_pad` written out, batch normalisation folded.
 
     Raises:
         FrontendError: the model is invalid, an input has a dynamic dimension without an entry in `shapes`, or
@@ -42,6 +43,8 @@ def clean(model: onnx.ModelProto, label: str, shapes: Shapes | None = None) -> G
         convert(graph)
     _set_shapes(graph, shapes or {})
     fold_constants(graph)
+    while inline_operators(graph):
+        fold_constants(graph)
     remove_identities(graph)
     resolve_padding(graph)
     fold_affine(graph)

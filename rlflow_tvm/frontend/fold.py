@@ -147,20 +147,13 @@ def _infer_node(graph: Graph, node: onnx.NodeProto) -> None:
         found = onnx.shape_inference.infer_node_outputs(
             onnx.defs.get_schema(node.op_type, version, node.domain),
             node,
-            {name: _type_of(graph, name) for name in names},
+            {name: graph.type_of(name) for name in names},
             {n: numpy_helper.from_array(graph.constants[n], n) for n in names if is_short(graph.constants.get(n))},
             opset_imports=list(graph.model.opset_import),
             ir_version=graph.model.ir_version,
         )
         tensors = {name: ty.tensor_type for name, ty in found.items() if ty.HasField("tensor_type")}
         graph.types |= {name: tensor for name, tensor in tensors.items() if static_shape(tensor) is not None}
-
-
-def _type_of(graph: Graph, name: str) -> onnx.TypeProto:
-    array = graph.constants.get(name)
-    if array is not None:
-        return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-    return onnx.TypeProto(tensor_type=graph.types[name])
 
 
 def _value(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:

@@ -75,6 +75,13 @@ class Graph:
         tensor = self.types.get(name)
         return len(tensor.shape.dim) if tensor is not None and tensor.HasField("shape") else None
 
+    def type_of(self, name: str) -> onnx.TypeProto:
+        """The type of a constant, or of a value that it was inferred of."""
+        array = self.constants.get(name)
+        if array is not None:
+            return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        return onnx.TypeProto(tensor_type=self.types[name])
+
     def uses(self) -> Counter[str]:
         """How often each value is read: by nodes, by nodes of their subgraphs, and as a graph output."""
         count: Counter[str] = Counter(self.output_names)
@@ -114,6 +121,15 @@ class Graph:
                 elem_type = helper.np_dtype_to_tensor_dtype(array.dtype)
                 model.graph.input.append(helper.make_tensor_value_info(name, elem_type, array.shape))
         return model, aside
+
+    def replace(self, model: onnx.ModelProto, aside: Mapping[str, np.ndarray]) -> None:
+        """Go on with what one of ONNX's tools made of the skeleton."""
+        fresh = split(model, self.label)
+        kept = [i for i in fresh.model.graph.input if i.name not in aside]
+        del fresh.model.graph.input[:]
+        fresh.model.graph.input.extend(kept)
+        self.model = fresh.model
+        self.constants = {**fresh.constants, **aside}
 
 
 def static_shape(tensor: onnx.TypeProto.Tensor) -> tuple[int, ...] | None:

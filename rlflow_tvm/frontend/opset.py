@@ -7,7 +7,7 @@ from onnx import helper, version_converter
 
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.fold import infer_types
-from rlflow_tvm.frontend.graph import Graph, attributes, name_nodes, split, subgraphs
+from rlflow_tvm.frontend.graph import Graph, attributes, subgraphs
 from rlflow_tvm.frontend.load import one_line
 
 OLDEST_OPSET = 11
@@ -42,16 +42,10 @@ def convert(graph: Graph) -> None:
             f"{graph.label}: operator set {graph.opset} cannot be converted to {OLDEST_OPSET} ({one_line(error)}): "
             f"export the model with opset {OLDEST_OPSET} or newer"
         ) from error
-    fresh = split(converted, graph.label)
-    kept = [i for i in fresh.model.graph.input if i.name not in aside]
-    del fresh.model.graph.input[:]
-    fresh.model.graph.input.extend(kept)
-    name_nodes(fresh.model.graph)
-    for node in fresh.model.graph.node:
+    graph.replace(converted, aside)
+    for node in graph.model.graph.node:
         if node.op_type == "Resize":  # as it was before opset 11; the converter leaves the new default, half_pixel
             node.attribute.extend(helper.make_attribute(name, value) for name, value in _OLD_RESIZE.items())
-    graph.model = fresh.model
-    graph.constants = {**fresh.constants, **aside}
 
 
 def _spell_out_broadcast(graph: Graph, node: onnx.NodeProto) -> None:
