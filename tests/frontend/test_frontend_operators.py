@@ -308,6 +308,24 @@ def test_extrema_of_infinities_and_booleans(operator: str, make_model, run) -> N
     assert found.tolist() == [False, operator == "ReduceMax", True]
 
 
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize(("opset", "axes"), [(13, [1]), (18, [1]), (18, [])])
+def test_the_logarithm_of_a_sum_of_infinities(opset: int, axes: list[int], keepdims: int, make_model, run) -> None:
+    of_old = opset < 18
+    reduced = node("ReduceLogSumExp", ["x"] if of_old else ["x", "a"], ["y"], keepdims=keepdims)
+    if of_old:
+        reduced.attribute.append(helper.make_attribute("axes", axes))
+    model = make_model([reduced], {"x": (4, 5)}, ["y"], {} if of_old else {"a": np.array(axes, np.int64)}, opset)
+    x = 100 * _array(4, 5)
+    for lowest in (-np.inf, np.inf):
+        x[1], x[2, 3] = -np.inf, lowest
+        (expected,) = onnxruntime_outputs(model, {"x": x})
+        for ours in (False, True):
+            (found,) = run(from_onnx(model), {"x": x}, ours)
+            np.testing.assert_allclose(found, expected, rtol=1e-5)
+        assert expected.shape == (() if not axes else (4,)) or keepdims
+
+
 _REFUSED = {
     "TVM rounds that before it resizes": node(
         "Resize", ["x", "", "s"], ["y"], name="it", mode="linear", coordinate_transformation_mode="half_pixel"
