@@ -12,7 +12,7 @@ from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.affine import fold_affine
 from rlflow_tvm.frontend.fold import fold_constants, infer_types
 from rlflow_tvm.frontend.functions import inline_operators
-from rlflow_tvm.frontend.graph import Graph, attributes, inputs_of, rename_inputs, split
+from rlflow_tvm.frontend.graph import Graph, attributes, inputs_of, rename_inputs, spell_out_defaults, split
 from rlflow_tvm.frontend.load import one_line
 from rlflow_tvm.frontend.opset import OLDEST_OPSET, convert
 from rlflow_tvm.frontend.padding import resolve_padding
@@ -39,6 +39,9 @@ def clean(model: onnx.ModelProto, label: str, shapes: Shapes | None = None) -> G
     if graph.model.graph.sparse_initializer:
         raise FrontendError(f"{label}: sparse weights are not supported: store them as dense tensors")
     _check(graph)
+    for node in graph.model.graph.node:
+        if node.op_type == "MeanVarianceNormalization" and not node.domain:  # its shape is inferred by its definition
+            spell_out_defaults(node, graph.opset)
     if graph.opset < OLDEST_OPSET:
         convert(graph)
     _set_shapes(graph, shapes or {})

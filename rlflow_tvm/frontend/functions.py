@@ -7,7 +7,7 @@ import onnx
 from onnx import helper, inliner
 
 from rlflow_tvm.errors import FrontendError
-from rlflow_tvm.frontend.graph import Graph
+from rlflow_tvm.frontend.graph import Graph, spell_out_defaults
 from rlflow_tvm.frontend.load import one_line
 
 _INLINED = frozenset(
@@ -38,7 +38,7 @@ def inline_operators(graph: Graph) -> bool:
     skeleton, aside = graph.skeleton()
     for node in skeleton.graph.node:
         if node.op_type in there and not node.domain:
-            _spell_out_defaults(node, graph.opset)
+            spell_out_defaults(node, graph.opset)
     given = {info.name for info in (*skeleton.graph.input, *skeleton.graph.output)}
     types = {name: onnx.TypeProto(tensor_type=tensor) for name, tensor in graph.types.items()}
     types |= {tensor.name: graph.type_of(tensor.name) for tensor in skeleton.graph.initializer}
@@ -64,11 +64,3 @@ def inline_operators(graph: Graph) -> bool:
 
 def _inlined(model: onnx.ModelProto) -> list[str]:
     return sorted({node.op_type for node in model.graph.node if node.op_type in _INLINED and not node.domain})
-
-
-def _spell_out_defaults(node: onnx.NodeProto, opset: int) -> None:
-    """The inliner (1.23) forgets an attribute that is left out."""
-    given = {attribute.name for attribute in node.attribute}
-    for name, formal in onnx.defs.get_schema(node.op_type, opset).attributes.items():
-        if name not in given and formal.default_value.type != onnx.AttributeProto.UNDEFINED:
-            node.attribute.append(formal.default_value)

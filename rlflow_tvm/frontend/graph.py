@@ -230,6 +230,15 @@ def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     return [sub for a in node.attribute for sub in ([a.g] if a.HasField("g") else a.graphs)]
 
 
+def spell_out_defaults(node: onnx.NodeProto, opset: int) -> None:
+    """Give the node the attributes that are left out: ONNX (1.23) forgets them where it looks into an operator that is
+    defined by others."""
+    given = {attribute.name for attribute in node.attribute}
+    for name, formal in onnx.defs.get_schema(node.op_type, opset).attributes.items():
+        if name not in given and formal.default_value.type != onnx.AttributeProto.UNDEFINED:
+            node.attribute.append(formal.default_value)
+
+
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
     """The node's attributes as Python values."""
     return {a.name: helper.get_attribute_value(a) for a in node.attribute}

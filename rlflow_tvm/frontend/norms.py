@@ -38,6 +38,19 @@ def _rms_norm(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) 
     return relax.op.multiply(relax.op.astype(normed, dtype), scale)
 
 
+def _mean_variance(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
+    """(x - mean) / (deviation + 1e-9), as ONNX defines it, halves in float32; TVM's, without that number and with the
+    variance as a difference of squares, gives NaN where all elements are one."""
+    dtype = dtype_of(inputs[0])
+    axes = [int(axis) for axis in attrs.get("axes", (0, 2, 3))]
+    x = relax.op.astype(inputs[0], "float32") if dtype in ("bfloat16", "float16") else inputs[0]
+    x = bb.normalize(x)
+    centred = bb.normalize(relax.op.subtract(x, relax.op.mean(x, axes, keepdims=True)))
+    deviation = relax.op.sqrt(relax.op.mean(relax.op.multiply(centred, centred), axes, keepdims=True))
+    normed = relax.op.divide(centred, relax.op.add(deviation, relax.const(1e-9, dtype_of(x))))
+    return relax.op.astype(bb.normalize(normed), dtype)
+
+
 def _over_root(bb: relax.BlockBuilder, data: relax.Expr, axes: list[int], attrs: Mapping) -> relax.Expr:
     """x / sqrt(mean(x^2) + epsilon)"""
     x = bb.normalize(data)
@@ -70,4 +83,8 @@ def _broadcast(bb: relax.BlockBuilder, expr: relax.Expr, shape: list[int]) -> re
     return bb.normalize(relax.op.broadcast_to(expr, shape))
 
 
-NORMS: dict[str, Converter] = {"LayerNormalization": _layer_norm, "RMSNormalization": _rms_norm}
+NORMS: dict[str, Converter] = {
+    "LayerNormalization": _layer_norm,
+    "MeanVarianceNormalization": _mean_variance,
+    "RMSNormalization": _rms_norm,
+}
