@@ -10,6 +10,7 @@ import onnx
 import pytest
 import tvm
 from frontend_error import message
+from google.protobuf.message import EncodeError
 from onnx import helper
 from tvm import relax
 
@@ -263,6 +264,15 @@ def test_files_are_loaded_once(make_model, tmp_path: Path, monkeypatch: pytest.M
     assert [len(mod["main"].params) for mod in import_models(paths, {"x": (2, 3)}).values()] == [1, 1]
     assert len(loads) == 1
     assert "no input 'w': one has the inputs x; two has" in message(lambda: import_models(paths, {"w": (3,)}))
+
+
+def test_a_model_that_is_too_large_for_onnxruntime(relu: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(_: onnx.ModelProto) -> bytes:
+        raise EncodeError("Failed to serialize proto")
+
+    monkeypatch.setattr(onnx.ModelProto, "SerializeToString", too_large)
+    text = message(lambda: onnxruntime_outputs(relu, {}))
+    assert "ONNX Runtime cannot run the model (Failed to serialize proto)" in text
 
 
 def test_what_onnxruntime_refuses(relu: onnx.ModelProto) -> None:
