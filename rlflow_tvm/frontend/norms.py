@@ -51,6 +51,20 @@ def _mean_variance(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: 
     return relax.op.astype(bb.normalize(normed), dtype)
 
 
+def _lp_norm(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
+    """x / (sum |x|^p)^(1/p), halves in float32, and 0 where that sum is."""
+    dtype, axes = dtype_of(inputs[0]), [int(attrs.get("axis", -1))]
+    x = bb.normalize(relax.op.astype(inputs[0], "float32") if dtype in ("bfloat16", "float16") else inputs[0])
+    if attrs.get("p", 2) == 1:
+        norm = relax.op.sum(relax.op.abs(x), axes, keepdims=True)
+    else:
+        norm = relax.op.sqrt(relax.op.sum(relax.op.multiply(x, x), axes, keepdims=True))
+    norm = bb.normalize(norm)
+    zero, one = (relax.const(value, dtype_of(x)) for value in (0, 1))
+    divisor = relax.op.where(relax.op.equal(norm, zero), one, norm)
+    return relax.op.astype(bb.normalize(relax.op.divide(x, divisor)), dtype)
+
+
 def _over_root(bb: relax.BlockBuilder, data: relax.Expr, axes: list[int], attrs: Mapping) -> relax.Expr:
     """x / sqrt(mean(x^2) + epsilon)"""
     x = bb.normalize(data)
@@ -85,6 +99,7 @@ def _broadcast(bb: relax.BlockBuilder, expr: relax.Expr, shape: list[int]) -> re
 
 NORMS: dict[str, Converter] = {
     "LayerNormalization": _layer_norm,
+    "LpNormalization": _lp_norm,
     "MeanVarianceNormalization": _mean_variance,
     "RMSNormalization": _rms_norm,
 }

@@ -142,6 +142,33 @@ _OPERATORS = {
     ),
     "einsum-of-one": ([node("Einsum", ["x"], ["y"], equation="...ij->...ji")], {}),
     "cumsum-reverse": ([node("CumSum", ["x", "a"], ["y"], reverse=1)], {"a": np.array(2)}),
+    "reverse-sequence": (
+        [node("ReverseSequence", ["x", "n"], ["y"], time_axis=1, batch_axis=0)],
+        {"n": np.array([2, 3])},
+    ),
+    "reverse-sequence-by-default": ([node("ReverseSequence", ["x", "n"], ["y"])], {"n": np.array([2, 1, 2])}),
+    "top-k-in-any-order": (
+        [node("TopK", ["x", "k"], ["t", "i"], axis=1, sorted=0), node("ReduceSum", ["t"], ["y"])],
+        {"k": np.array([2])},
+    ),
+    "lp-norm": ([node("LpNormalization", ["x"], ["y"])], {}),
+    "lp-norm-1": ([node("LpNormalization", ["x"], ["y"], p=1, axis=1)], {}),
+    "lp-norm-of-zeros": (
+        [
+            node("Mul", ["x", "z"], ["u"]),
+            node("LpNormalization", ["u"], ["v"]),
+            node("Add", ["v", "x"], ["y"]),
+        ],
+        {"z": np.array([0, 0, 0, 0, 0], np.float32)},
+    ),
+    "resize-of-axes": (
+        [node("Resize", ["x", "", "", "n"], ["y"], mode="linear", axes=[3, 2])],
+        {"n": np.array([3, 7])},
+    ),
+    "resize-of-axes-by-scales": (
+        [node("Resize", ["x", "", "s"], ["y"], axes=[-2])],
+        {"s": np.array([2], np.float32)},
+    ),
     "cast": ([node("Cast", ["x"], ["i"], to=6), node("Cast", ["i"], ["y"], to=1)], {}),
     "sinh": ([node("Sinh", ["x"], ["y"])], {}),
     "cosh": ([node("Cosh", ["x"], ["y"])], {}),
