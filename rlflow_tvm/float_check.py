@@ -14,6 +14,7 @@ from tvm import relax
 from tvm.relax.utils import copy_with_new_vars
 
 from rlflow_tvm.cost import link_library, scratch_folder
+from rlflow_tvm.dataflow import canonical, variables_of
 from rlflow_tvm.errors import CostError, RewriteError
 from rlflow_tvm.kernels import Lowering
 from rlflow_tvm.passes import GraphState, RewriteAction, RewriteRule, RuleSet
@@ -26,7 +27,22 @@ TOLERANCES = {"float32": 1e-4}
 
 SAMPLES = 3
 _ATTEMPTS = 4000
-_NEED_POSITIVE = frozenset({"relax.sqrt", "relax.rsqrt", "relax.divide", "relax.power"})
+_RISKS = {
+    "relax.sqrt": (0, "positive"),
+    "relax.rsqrt": (0, "positive"),
+    "relax.power": (0, "positive"),
+    "relax.divide": (1, "nonzero"),
+}
+"""Operators that are not finite for every operand: which operand, and what it has to be."""
+_NONZERO = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("abs", "divide", "multiply", "negative", "rsqrt", "sqrt"),
+        *("broadcast_to", "expand_dims", "flatten", "permute_dims", "reshape", "squeeze"),
+    )
+)
+"""Operators whose results are not 0 where no operand is."""
+_POSITIVE = frozenset({"relax.exp", "relax.sigmoid"})
 
 
 @dataclass(frozen=True)
@@ -38,14 +54,17 @@ class Pair:
     after: relax.Function
 
     def arguments(self, rng: np.random.Generator) -> list[np.ndarray]:
-        operators = {b.value.op.name for b in self.before.body.blocks[0].bindings if isinstance(b.value, relax.Call)}
+        """One array for each parameter: normal, or of magnitudes near 1 and of one sign where a root is taken of it."""
+        needs = _needs(self.before)
         found = []
         for param in self.before.params:
             shape, dtype = tuple(int(extent) for extent in param.ty.shape.values), str(param.ty.dtype)
             if param.name in self.sample.instance.indices:
                 array = np.asarray(rng.integers(*self.sample.instance.indices[param.name], shape), dtype)
-            elif operators & _NEED_POSITIVE:
+            elif (need := needs.get(canonical(param))) is not None:
                 array = np.asarray(rng.uniform(0.5, 1.5, shape), dtype)
+                if need == "nonzero":
+                    array = np.asarray(array * rng.choice(np.array([-1, 1], dtype), shape))  # not a number without axes
             else:
                 array = np.asarray(rng.standard_normal(shape), dtype)
             found.append(array)
@@ -54,6 +73,33 @@ class Pair:
     @property
     def tolerance(self) -> float:
         return TOLERANCES[self.sample.dtype]
+
+
+def _needs(func: relax.Function) -> dict[relax.Var, str]:
+    """Variable -> "positive" or "nonzero", for what has to be one of these for all to be finite."""
+    values = {canonical(binding.var): binding.value for binding in func.body.blocks[0].bindings}
+    needs: dict[relax.Var, str] = {}
+
+    def ask(var: relax.Var, need: str) -> None:
+        if needs.get(var) in (need, "positive"):
+            return
+        needs[var] = need
+        value = values.get(var, var)
+        name = value.op.name if isinstance(value, relax.Call) else ""
+        read = () if name in _POSITIVE or value is var else variables_of(value)
+        if name == "relax.abs" or (name == "relax.multiply" and len(read) == 2 and read[0].same_as(read[1])):
+            need = "nonzero"
+        elif name not in _NONZERO:
+            need = "positive"
+        for each in read:
+            ask(each, need)
+
+    for value in values.values():
+        if isinstance(value, relax.Call) and value.op.name in _RISKS:
+            operand, need = _RISKS[value.op.name]
+            for var in variables_of(value.args[operand]):
+                ask(var, need)
+    return needs
 
 
 def pairs(rule: RewriteRule, samples: int = SAMPLES, seed: int = 0) -> Iterator[Pair]:
@@ -106,7 +152,9 @@ def _run(mod: tvm.IRModule, target: tvm.target.Target, arguments: list[tvm.runti
 
 def _error(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> float:
     """Largest difference, as a share of the largest magnitude or of 1: what terms of that size cancel down to is as
-    inexact as they are. NaN where one of them is."""
+    inexact as they are. NaN where one of them is, infinite where shapes or types differ."""
+    if [(a.shape, a.dtype) for a in after] != [(b.shape, b.dtype) for b in before]:
+        return float("inf")
     shares = [
         float(np.abs(a - b).max(initial=0.0)) / max(float(np.abs(b).max(initial=0.0)), 1.0)
         for a, b in zip(after, before, strict=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +14,7 @@ from tvm import relax
 
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.frontend import random_inputs
-from rlflow_tvm.ir import Detached
+from rlflow_tvm.ir import Detached, known_shape
 from rlflow_tvm.kernels import BY_SHAPE, Choices, pipeline
 from rlflow_tvm.passes import GraphState, RewriteAction
 
@@ -114,11 +117,12 @@ class Comparison:
 
     The weights are drawn anew (the rules hold for any): in a model whose weights are all alike, or whose output is
     saturated by them, a wrong permutation would not show. Where the output is saturated all the same (a softmax over
-    activations that grew from block to block gives zeros and a one), smaller weights are drawn; where it is not
-    finite (the root of a negative number), weights of the signs that the module has, then the module's own, and at last
-    inputs without negative numbers, with either (the logarithm of a spectrum).
+    activations that grew from block to block gives zeros and a one), smaller weights are drawn, and at last the
+    module's own are taken; where it is not finite (the root of a negative number), weights of the signs that the module
+    has, then the module's own, and at last inputs without negative numbers, with either (the logarithm of a spectrum).
 
-    RewriteError if less than half of an output is finite with any of them.
+    RewriteError if less than half of an output is finite with any of them; a warning where an output is of one value
+    with all of them.
     """
 
     def __init__(self, start: GraphState, target: tvm.target.Target, seed: int = 0) -> None:
@@ -127,7 +131,7 @@ class Comparison:
         best = (-1.0, -1.0)
         for draw in _DRAWS:
             if draw.only_if_not_finite and best[0] == 1.0:
-                break
+                continue
             self._inputs = [np.abs(a) if draw.positive and a.dtype.kind not in "iub" else a for a in inputs]
             weights = self._weights = _drawn_weights(start, draw, seed)
             expected = self._run(start)
@@ -143,17 +147,27 @@ class Comparison:
                 "random inputs, without negative ones and with the model's own weights too: look for the operator that "
                 "makes it so"
             )
+        if best[1] <= TOLERANCE:
+            warnings.warn(
+                f"the outputs can hardly be compared: all but {100 * best[1]:.2f} % of one of them is one value on "
+                "random inputs, with the model's own weights too: a wrong rewrite might not show",
+                stacklevel=2,
+            )
         self._inputs, self._weights, self._expected = chosen
 
     def _run(self, state: GraphState, choices: Choices = BY_SHAPE) -> list[np.ndarray]:
         return run_module(Detached(state.mod, self._weights).bind(), self._target, self._inputs, choices)
 
     def error(self, state: GraphState, choices: Choices = BY_SHAPE) -> float:
-        """Largest difference between `state`'s outputs and the start's, as a share of the output's range.
+        """Largest difference between `state`'s outputs and the start's, as a share of the output's range; infinite
+        where their types differ.
 
         The start was built with `BY_SHAPE`, whatever the `choices` here.
         """
-        return range_error(self._run(state, choices), self._expected)
+        found = self._run(state, choices)
+        if [output.dtype for output in found] != [output.dtype for output in self._expected]:
+            return float("inf")
+        return range_error(found, self._expected)
 
     def check(self, state: GraphState) -> float:
         """`error`, if it is within `TOLERANCE`; else RewriteError, naming the first rule after which it is not."""
@@ -209,7 +223,7 @@ class _Draw:
 
     @property
     def only_if_not_finite(self) -> bool:
-        return self.keep_signs or self.own or self.positive
+        return self.keep_signs or self.positive
 
 
 _OWN = _Draw(own=True)
@@ -225,10 +239,12 @@ _ENOUGH_FINITE = 0.5
 
 
 def _visible_share(output: np.ndarray) -> float:
-    """How many of the output's finite elements differ from their median by more than the tolerance: a change of the
-    others could not be seen. 1 for integers and for outputs of a few elements."""
-    if output.size <= 16 or output.dtype.kind in "iub":
+    """How many of the output's finite elements differ from their median by more than the tolerance, of integers and
+    booleans from the most frequent: a change of the others could not be seen. 1 for outputs of a few elements."""
+    if output.size <= 16:
         return 1.0
+    if output.dtype.kind in "iub":
+        return 1.0 - np.unique(output, return_counts=True)[1].max() / output.size
     output = output.astype(np.float64)
     finite = output[np.isfinite(output)]
     if not finite.size:
@@ -240,26 +256,41 @@ def _drawn_weights(start: GraphState, draw: _Draw, seed: int) -> dict[str, tvm.r
     """A value for each of the start's weight parameters, those that it was given without included."""
     rng = np.random.default_rng(seed)
     parameters = start.graph.params[start.graph.inputs :]
+    channels = _output_channels(start)
     arrays = {name: tensor.numpy() for name, tensor in start.start.weights.items()}
     if any(parameter.name not in arrays for parameter in parameters):
         func = start.graph.function
         # as if all parameters were inputs: what indexes a table is drawn within it
         drawn = random_inputs(tvm.IRModule({"main": func.with_attr("num_input", len(func.params))}), seed)
-        arrays = {name: np.abs(a) if draw.only_if_not_finite else a for name, a in drawn.items()} | arrays
+        arrays = {name: np.abs(a) if draw.own or draw.only_if_not_finite else a for name, a in drawn.items()} | arrays
     return {
-        p.name: tvm.runtime.tensor(arrays[p.name] if draw.own else _varied(arrays[p.name], draw, rng))
+        p.name: tvm.runtime.tensor(
+            arrays[p.name] if draw.own else _varied(arrays[p.name], draw, rng, channels.get(p.name))
+        )
         for p in parameters
     }
 
 
-def _varied(array: np.ndarray, draw: _Draw, rng: np.random.Generator) -> np.ndarray:
-    """Kernels and matrices of variance 2/fan-in (He et al. 2015) times the gain's square, so that activations neither
-    vanish nor explode; anything smaller (biases, scales, masks) shrunk by factors in [0.9, 1), or small numbers where
-    all of it is zero: biases of zeros would hide that they are lost; integers as they are."""
+def _output_channels(start: GraphState) -> dict[str, int]:
+    """How many the kernels of convolutions have, by the parameter's name."""
+    found = {}
+    for node in start.graph.nodes:
+        if node.op.startswith("relax.nn.conv") and isinstance(kernel := node.value.args[1], relax.Var):
+            layout = re.sub(r"\d", "", str(node.value.attrs.kernel_layout))
+            extents = zip(layout, known_shape(kernel.ty) or (), strict=True)
+            found[kernel.name] = math.prod(extent for letter, extent in extents if letter in "Oo")
+    return found
+
+
+def _varied(array: np.ndarray, draw: _Draw, rng: np.random.Generator, channels: int | None) -> np.ndarray:
+    """Kernels (of so many output `channels`) and matrices, which may be several, of variance 2/fan-in (He et al. 2015)
+    times the gain's square, so that activations neither vanish nor explode; anything smaller (biases, scales, masks)
+    shrunk by factors in [0.9, 1), or small numbers where all of it is zero: biases of zeros would hide that they are
+    lost; integers as they are."""
     if array.dtype.kind in "iub":
         return array
     if sum(extent > 1 for extent in array.shape) >= 2:
-        fan_in = array.size / array.shape[0 if array.ndim == 4 else -1]
+        fan_in = array.shape[-2] if channels is None else array.size / channels
         drawn = rng.standard_normal(array.shape) * (draw.gain * np.sqrt(2.0 / fan_in))
         drawn = np.abs(drawn) * np.sign(array) if draw.keep_signs else drawn
     elif array.any() or draw.keep_signs:

@@ -75,6 +75,15 @@ def test_kernels_chosen_by_measuring_are_checked_too():
     assert check_state(state, TARGET, choices=Choices()) <= TOLERANCE
 
 
+def test_outputs_of_another_type_are_wrong(monkeypatch):
+    state = rewritten(module({"x": (4, 8)}, {}, lambda emit, x: rx.tanh(x)), {}, RIGHT)
+    comparison = Comparison(state.origin(), TARGET)
+    assert comparison.error(state) <= TOLERANCE
+    run_module = verify.run_module
+    monkeypatch.setattr(verify, "run_module", lambda *args: [a.astype("float16") for a in run_module(*args)])
+    assert comparison.error(state) == INF
+
+
 def test_matrix_under_a_root_keeps_its_signs_where_nothing_else_is_finite():
     mod = module({"x": (4, 8)}, {"w": (8, 8)}, lambda emit, x, w: rx.tanh(emit(rx.matmul(x, emit(rx.sqrt(w))))))
     with pytest.raises(RewriteError, match="first after wrong@"):
@@ -159,6 +168,55 @@ def test_a_saturated_output_of_narrow_floats_is_seen_to_be():
     x[0] = 1.0
     for dtype in ("float32", "float16", ml_dtypes.bfloat16):
         assert verify._visible_share(x.astype(dtype)) == 0.01
+
+
+def test_of_integers_and_booleans_those_that_differ_from_most_are_seen():
+    x = np.zeros(100)
+    x[:3] = 1, 2, 3
+    for dtype in ("int64", "uint8"):
+        assert verify._visible_share(x.astype(dtype)) == pytest.approx(0.03)
+    assert verify._visible_share(np.zeros(100, bool)) == 0.0
+    assert verify._visible_share(np.zeros(16, bool)) == 1.0
+
+
+CONVOLUTIONS = {
+    "conv1d": (rx.nn.conv1d, (1, 64, 9), (64, 64, 3), {}, 192),
+    "conv2d": (rx.nn.conv2d, (1, 16, 9, 9), (64, 16, 3, 3), {}, 144),
+    "conv2d of the last channels": (
+        rx.nn.conv2d,
+        (1, 9, 9, 16),
+        (3, 3, 16, 64),
+        {"data_layout": "NHWC", "kernel_layout": "HWIO"},
+        144,
+    ),
+    "conv3d": (rx.nn.conv3d, (1, 16, 5, 5, 5), (32, 16, 3, 3, 3), {}, 432),
+    "matrices": (rx.matmul, (8, 5, 48), (8, 48, 64), {}, 48),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_weights_are_drawn_by_what_they_sum(name):
+    operator, data, kernel, layouts, fan_in = CONVOLUTIONS[name]
+    mod = module({"x": data}, {"w": kernel}, lambda emit, x, w: operator(x, w, **layouts))
+    (drawn,) = verify._drawn_weights(GraphState.from_module(mod, RuleSet((), LANES)), verify._Draw(), 0).values()
+    assert np.var(drawn.numpy()) == pytest.approx(2 / fan_in, rel=0.05)
+
+
+def above(limit: float, weights: dict[str, np.ndarray]) -> GraphState:
+    """Which elements of a product are above a limit, as it begins."""
+    mod = module({"x": (4, 8)}, {"w": (8, 8)}, lambda emit, x, w: rx.greater(emit(rx.matmul(x, w)), relax.const(limit)))
+    bound = Detached(mod, {name: tvm.runtime.tensor(array) for name, array in weights.items()})
+    return GraphState.from_module(bound.bind() if weights else mod, RuleSet((WRONG,), LANES))
+
+
+def test_an_output_that_only_the_own_weights_do_not_saturate_is_compared_with_them():
+    (expected,) = Comparison(above(100.0, {"w": 100 * near_one(8, 8)}), TARGET)._expected
+    assert 0.1 < expected.mean() < 0.9
+
+
+def test_an_output_of_one_value_is_warned_of():
+    with pytest.warns(UserWarning, match=r"all but 0.00 % of one of them is one value .* might not show"):
+        Comparison(above(1e3, {}), TARGET)
 
 
 def test_a_lost_mask_is_seen():

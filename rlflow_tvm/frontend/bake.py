@@ -3,6 +3,7 @@ operators that change nothing are dropped."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from rlflow_tvm.frontend.fold import MOST_REPEATED
+from rlflow_tvm.frontend.inputs import numpy_dtype
 from rlflow_tvm.ir import known_shape
 
 
@@ -36,31 +39,38 @@ class _Baker(relax.PyExprMutator):
         evaluate = _NUMPY.get(call.op.name)
         if evaluate is None and call.op.name not in _BINARY:
             return call
-        arrays = [self._array(arg) for arg in call.args]
-        if evaluate is None or any(a is None for a in arrays):
-            return self._with_numbers(call, arrays) if call.op.name in _BINARY else call
-        found = np.ascontiguousarray(evaluate(call, *arrays))
+        constants = [self._constant(arg) for arg in call.args]  # by reference: a table that ids index stays unread
+        if evaluate is None or any(constant is None for constant in constants):
+            return self._with_numbers(call, constants) if call.op.name in _BINARY else call
+        if call.op.name == "relax.broadcast_to" and _bytes(call) > max(MOST_REPEATED, _bytes(call.args[0])):
+            return call
+        found = np.ascontiguousarray(evaluate(call, *map(_array, constants)))
         return relax.const(found.reshape(_extents(call)), _dtype(call))  # contiguity makes a scalar one-dimensional
 
-    def _with_numbers(self, call: relax.Call, arrays: list[np.ndarray | None]) -> relax.Expr:
+    def _with_numbers(self, call: relax.Call, constants: list[relax.Expr | None]) -> relax.Expr:
         """Constants of one element as numbers without axes, by which rules know them, where no axis is lost with it."""
         rank = len(_extents(call))
-        ranks = [len(_extents(arg)) for arg in call.args]
-        for i, array in enumerate(arrays):
-            if array is not None and array.size == 1 and ranks[i] and ranks[1 - i] == rank:
-                number = relax.const(array.reshape(()), _dtype(call.args[i]))
+        shapes = [_extents(arg) for arg in call.args]
+        for i, constant in enumerate(constants):
+            if constant is not None and math.prod(shapes[i]) == 1 and shapes[i] and len(shapes[1 - i]) == rank:
+                number = relax.const(_array(constant).reshape(()), _dtype(call.args[i]))
                 return self.builder_.normalize(relax.Call(call.op, [*call.args[:i], number, *call.args[i + 1 :]]))
         return call
 
-    def _array(self, expr: relax.Expr) -> np.ndarray | None:
+    def _constant(self, expr: relax.Expr) -> relax.Expr | None:
+        """What is known: a constant or a static shape, bound to a variable or not."""
         if isinstance(expr, relax.Var):
             bound = self.lookup_binding(expr)
             expr = expr if bound is None else bound
         if isinstance(expr, relax.ShapeExpr):
-            extents = expr.values
-            static = all(isinstance(extent, tvm.tirx.IntImm) for extent in extents)
-            return np.array([int(extent) for extent in extents], np.int64) if static else None
-        return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
+            return expr if all(isinstance(extent, tvm.tirx.IntImm) for extent in expr.values) else None
+        return expr if isinstance(expr, tvm.ir.GenericConst) else None
+
+
+def _array(constant: relax.Expr) -> np.ndarray:
+    if isinstance(constant, relax.ShapeExpr):
+        return np.array([int(extent) for extent in constant.values], np.int64)
+    return constant.value.numpy()
 
 
 def _leaves_alone(call: relax.Call) -> bool:
@@ -77,6 +87,10 @@ def _extents(expr: relax.Expr) -> tuple[int, ...]:
     shape = known_shape(expr.ty)
     assert shape is not None, "looked at in visit_call_"
     return shape
+
+
+def _bytes(expr: relax.Expr) -> int:
+    return math.prod(_extents(expr)) * numpy_dtype(_dtype(expr)).itemsize
 
 
 def _dtype(expr: relax.Expr) -> str:

@@ -11,7 +11,8 @@ from onnx import inliner
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.affine import fold_affine
 from rlflow_tvm.frontend.fold import fold_constants, infer_types
-from rlflow_tvm.frontend.graph import Graph, attributes, inputs_of, split
+from rlflow_tvm.frontend.functions import inline_operators
+from rlflow_tvm.frontend.graph import Graph, attributes, inputs_of, rename_inputs, spell_out_defaults, split
 from rlflow_tvm.frontend.load import one_line
 from rlflow_tvm.frontend.opset import OLDEST_OPSET, convert
 from rlflow_tvm.frontend.padding import resolve_padding
@@ -25,8 +26,8 @@ def clean(model: onnx.ModelProto, label: str, shapes: Shapes | None = None) -> G
     """Check `model`, fix its input shapes and remove all that need not be computed at run time.
 
     In this order: local functions inlined, operator sets below 11 converted, initialisers no longer inputs, input
-    shapes set, shapes and constants folded, `Identity` and inference `Dropout` removed, `auto_pad` written out, batch
-    normalisation folded.
+    shapes set, shapes and constants folded and control flow unrolled that hangs on them, operators inlined that ONNX
+    defines by others, `Identity` and inference `Dropout` removed, `auto_pad` written out, batch normalisation folded.
 
     Raises:
         FrontendError: the model is invalid, an input has a dynamic dimension without an entry in `shapes`, or
@@ -38,10 +39,15 @@ def clean(model: onnx.ModelProto, label: str, shapes: Shapes | None = None) -> G
     if graph.model.graph.sparse_initializer:
         raise FrontendError(f"{label}: sparse weights are not supported: store them as dense tensors")
     _check(graph)
+    for node in graph.model.graph.node:
+        if node.op_type == "MeanVarianceNormalization" and not node.domain:  # its shape is inferred by its definition
+            spell_out_defaults(node, graph.opset)
     if graph.opset < OLDEST_OPSET:
         convert(graph)
     _set_shapes(graph, shapes or {})
     fold_constants(graph)
+    while inline_operators(graph):
+        fold_constants(graph)
     remove_identities(graph)
     resolve_padding(graph)
     fold_affine(graph)
@@ -145,7 +151,7 @@ def remove_identities(graph: Graph) -> None:
     kept = []
     for node in graph.nodes:
         passes_on = node.op_type in ("Identity", "Dropout") or (node.op_type == "Split" and len(node.output) == 1)
-        if not passes_on or node.domain not in ("", "ai.onnx"):
+        if not passes_on or node.domain:
             kept.append(node)
             continue
         if node.op_type == "Dropout":
@@ -154,7 +160,7 @@ def remove_identities(graph: Graph) -> None:
     if not alias:
         return
     for node in kept:
-        _rename(node, alias)
+        rename_inputs(node, alias)
     graph.nodes = kept
     for output in graph.model.graph.output:
         output.name = alias.get(output.name, output.name)
@@ -185,18 +191,6 @@ def _require_inference(graph: Graph, node: onnx.NodeProto, uses: Mapping[str, in
         raise FrontendError(
             f"{graph.label}: the mask of node {node.name!r} (Dropout) is read: export the model in inference mode"
         )
-
-
-def _rename(node: onnx.NodeProto, alias: Mapping[str, str]) -> None:
-    for i, name in enumerate(node.input):
-        if name in alias:
-            node.input[i] = alias[name]
-    for attribute in node.attribute:
-        for sub in [attribute.g] if attribute.HasField("g") else list(attribute.graphs):
-            for inner in sub.node:
-                _rename(inner, alias)
-            for output in sub.output:
-                output.name = alias.get(output.name, output.name)
 
 
 def prune(graph: Graph) -> None:

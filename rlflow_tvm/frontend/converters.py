@@ -1,7 +1,8 @@
 """Converters of single ONNX operators that take the place of TVM's: Relax operators where TVM's importer gives loops
 (`Clip`, `CumSum`, `Einsum`, `Pad`, `Tile`), a stack that is then reduced (`Sum`, `Max`, `Min`, `Mean`) or a computation
 of shapes (`Gather`), and where it gives what cannot be built (`Cosh`, `Equal`, `Pow`, `Sinh`, `Split`) or has another
-type (`Elu`, `OneHot`, `Selu`); and those of operators that it does not know (`recurrent.py`).
+type (`Elu`, `OneHot`, `Selu`); and those of operators that it does not know (`LpNormalization`, `ReverseSequence`,
+`recurrent.py`).
 
 Each takes the block builder, the inputs (None where one is left out), the attributes and the operator set, and returns
 the expression, or None where TVM's own converter has to do it.
@@ -277,6 +278,18 @@ def _dynamic_quantize(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opse
     return relax.Tuple([quantized, scale, point])
 
 
+def _reverse_sequence(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
+    return relax.op.reverse_sequence(inputs[0], inputs[1], attrs.get("time_axis", 0), attrs.get("batch_axis", 1))
+
+
+def _top_k(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    """In any order where none is asked for, which TVM's importer refuses."""
+    if attrs.get("sorted", 1) or not isinstance(inputs[1], tvm.ir.GenericConst):
+        return None
+    count, largest = int(inputs[1].value.numpy().item()), bool(attrs.get("largest", 1))
+    return relax.op.topk(inputs[0], count, attrs.get("axis", -1), ret_type="both", largest=largest, dtype="int64")
+
+
 CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.Expr | None]] = {
     **REDUCTIONS,
     **HALVES,
@@ -301,6 +314,7 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     "Pad": _pad,
     "Pow": _pow,
     "Resize": check_resize,
+    "ReverseSequence": _reverse_sequence,
     "RoiAlign": _roi_align,
     "Selu": functools.partial(_elu, 1.67326319217681884765625, 1.05070102214813232421875),
     "Sinh": _sinh,
@@ -308,4 +322,5 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     "Sum": functools.partial(_pairwise, relax.op.add),
     "ThresholdedRelu": _thresholded_relu,
     "Tile": _tile,
+    "TopK": _top_k,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import inf, isinf, sqrt
+from math import inf, isinf, prod, sqrt
 from typing import Any
 
 from tvm import relax
@@ -162,6 +162,24 @@ def _dropout(w: Writer, call: relax.Call, args: list[Any]) -> tuple[str, str]:
     return args[0], w.node("Expand", one, w.ints(shape_of(call.args[0])))
 
 
+def _quantize(op: str, w: Writer, call: relax.Call, args: list[Any]) -> str:
+    data, scale, point = call.args
+    narrow = dtype_of(call if op == "QuantizeLinear" else data)
+    wide = {dtype_of(scale), dtype_of(data if op == "QuantizeLinear" else call)}
+    if narrow not in ("int8", "uint8") or dtype_of(point) != narrow or wide != {"float32"}:
+        raise w.refusal(
+            f"it takes {dtype_of(data)} by {dtype_of(scale)} and {dtype_of(point)} to {dtype_of(call)}, ONNX Runtime "
+            "float32 to int8 or uint8, and back"
+        )
+    shape = max((shape_of(each) for each in (scale, point)), key=prod)
+    if prod(shape) == 1:
+        parameters = [w.reshape(name, ()) for name in args[1:]]
+    else:  # one of them may be a single number
+        parameters = [w.node("Expand", name, w.ints(shape)) for name in args[1:]]
+    axis = int(call.attrs.axis) % max(len(shape_of(data)), 1)
+    return w.node(op, args[0], *parameters, axis=None if prod(shape) == 1 else axis)
+
+
 def _is_float(call: relax.Call) -> bool:
     return "float" in dtype_of(call)
 
@@ -171,6 +189,7 @@ ELEMENTWISE: dict[str, Exporter] = {
     **{f"bitwise_{name}": partial(_bitwise, op) for name, op in _BITWISE.items()},
     "astype": _cast,
     "clip": _clip,
+    "dequantize": partial(_quantize, "DequantizeLinear"),
     "floor_divide": _floor_divide,
     "floor_mod": _floor_mod,
     "isfinite": _isfinite,
@@ -184,6 +203,7 @@ ELEMENTWISE: dict[str, Exporter] = {
     "nn.silu": _silu,
     "nn.softplus": _softplus,
     "not_equal": _not_equal,
+    "quantize": partial(_quantize, "QuantizeLinear"),
     "right_shift": partial(_shift, "RIGHT"),
     "rsqrt": _rsqrt,
     "square": _square,

@@ -11,15 +11,19 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from rlflow_tvm.errors import FrontendError
-from rlflow_tvm.frontend.graph import Graph, attributes, is_short, static_shape
+from rlflow_tvm.frontend.control_flow import CONTROL_FLOW, unrolled
+from rlflow_tvm.frontend.graph import Graph, attributes, is_short, static_shape, subgraphs
 from rlflow_tvm.frontend.load import one_line
 from rlflow_tvm.frontend.padding import resolve_ceil_mode
 
 _RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli"})
 _MOST_ELEMENTS = 2**30
+MOST_REPEATED = 2**24
+"""Bytes of a repeated constant that is kept as one."""
 _MOST_PROPAGATED = 2**16
 """Elements of a `Range` up to which ONNX's inference may propagate it: each is a dimension there, of tens of bytes."""
-_STANDARD_DOMAINS = ("", "ai.onnx")
+_HIDDEN = "rlflow.hidden"
+"""A domain of whose operators ONNX's inference knows nothing."""
 _OLDEST_KNOWN = {"DequantizeLinear": 19}
 """The operator set from which on ONNX's reference knows an operator, whose earlier forms mean the same."""
 
@@ -27,7 +31,7 @@ _MISREAD = {
     **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), 13),
     "BatchNormalization": 14,
     **dict.fromkeys(("AveragePool", "ConvTranspose", "GridSample", "GroupNormalization"), math.inf),
-    **dict.fromkeys(("LRN", "LpPool", "MaxPool"), math.inf),
+    **dict.fromkeys(("GRU", "LRN", "LSTM", "LpPool", "MaxPool", "RNN"), math.inf),
 }
 """The operator set below which ONNX's reference (1.23) gives an operator other values than the standard does, or
 refuses what that allows: TVM computes it."""
@@ -58,9 +62,20 @@ def infer_types(graph: Graph) -> None:
 def _infer(graph: Graph, strict: bool) -> None:
     propagate = _longest_range(graph) <= _MOST_PROPAGATED
     model, aside = graph.skeleton()
+    _hide_control_flow(model)
     inferred = onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=propagate)
     infos = [*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output]
     graph.types = {i.name: i.type.tensor_type for i in infos if i.name not in aside and i.type.HasField("tensor_type")}
+
+
+def _hide_control_flow(model: onnx.ModelProto) -> None:
+    """A branch that is not taken may be wrong for the shapes that there are: nothing is inferred of it."""
+    hidden = [node for node in model.graph.node if node.op_type in CONTROL_FLOW and not node.domain]
+    for node in hidden:
+        node.domain = _HIDDEN
+        del node.attribute[:]
+    if hidden:
+        model.opset_import.append(helper.make_opsetid(_HIDDEN, 1))
 
 
 def _longest_range(graph: Graph) -> float:
@@ -87,12 +102,19 @@ def fold_constants(graph: Graph) -> None:
 
     A round infers shapes, turns `Shape` and `Size` of a static value (and a constant's `CastLike` one) into
     constants and evaluates the nodes whose inputs are all constant; what these leave open is inferred node by node, and
-    by the next round's inference. Random and control-flow nodes stay.
+    by the next round's inference. Control flow that depends on no data is unrolled. Random nodes stay.
     """
     while True:
         infer_types(graph)
         kept, folded = [], 0
-        for node in graph.nodes:
+        ahead = graph.nodes[::-1]
+        while ahead:
+            node = ahead.pop()
+            nodes = unrolled(graph, node)
+            if nodes is not None:
+                ahead += reversed(nodes)
+                folded += 1
+                continue
             values = _value(graph, node)
             if values is None:
                 kept.append(node)
@@ -114,10 +136,10 @@ def _infer_node(graph: Graph, node: onnx.NodeProto) -> None:
     if all(graph.shape(name) is not None for name in node.output if name):
         return
     given = attributes(node)
-    if given.get("ceil_mode", 0) or any(a.HasField("g") or a.graphs for a in node.attribute):
+    if given.get("ceil_mode", 0) or subgraphs(node):
         return
     names = {name for name in node.input if name}
-    version = graph.opset if node.domain in _STANDARD_DOMAINS else 0
+    version = 0 if node.domain else graph.opset
     known = all(name in graph.constants or name in graph.types for name in names)
     if not known or not onnx.defs.has(node.op_type, version, node.domain):
         return
@@ -125,7 +147,7 @@ def _infer_node(graph: Graph, node: onnx.NodeProto) -> None:
         found = onnx.shape_inference.infer_node_outputs(
             onnx.defs.get_schema(node.op_type, version, node.domain),
             node,
-            {name: _type_of(graph, name) for name in names},
+            {name: graph.type_of(name) for name in names},
             {n: numpy_helper.from_array(graph.constants[n], n) for n in names if is_short(graph.constants.get(n))},
             opset_imports=list(graph.model.opset_import),
             ir_version=graph.model.ir_version,
@@ -134,22 +156,15 @@ def _infer_node(graph: Graph, node: onnx.NodeProto) -> None:
         graph.types |= {name: tensor for name, tensor in tensors.items() if static_shape(tensor) is not None}
 
 
-def _type_of(graph: Graph, name: str) -> onnx.TypeProto:
-    array = graph.constants.get(name)
-    if array is not None:
-        return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-    return onnx.TypeProto(tensor_type=graph.types[name])
-
-
 def _value(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
-    if node.domain not in _STANDARD_DOMAINS or node.op_type in _RANDOM:
+    if node.domain or node.op_type in _RANDOM:
         return None
     if node.op_type in ("Shape", "Size"):
         shape = graph.shape(node.input[0])
         return None if shape is None else [_shape_value(node, shape)]
     if node.op_type == "CastLike" and node.input[0] in graph.constants and (like := graph.types.get(node.input[1])):
         return [graph.constants[node.input[0]].astype(helper.tensor_dtype_to_np_dtype(like.elem_type))]
-    if any(a.HasField("g") or a.graphs for a in node.attribute):
+    if subgraphs(node):
         return None
     if not all(graph.is_constant(name) for name in node.input) or _is_misread(graph, node):
         return None
@@ -182,25 +197,21 @@ def _too_large(graph: Graph, node: onnx.NodeProto, shape: tuple[int, ...]) -> Fr
 
 
 def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
-    """The outputs of a node whose inputs are all constant; None where ONNX's reference does not know the operator, or
-    gives another shape than is inferred.
+    """The outputs of a node whose inputs are all constant; None where ONNX's reference does not know the operator or
+    refuses what that allows, or gives another shape or type than is inferred, or where a constant is repeated to a very
+    large one: TVM computes it.
 
     Raises:
-        FrontendError: the reference refuses the node's inputs, or the result would fill the memory.
+        FrontendError: the node's inputs are out of bounds, or the result would fill the memory.
     """
     for name in node.output:
         shape = graph.shape(name)
         if shape is not None and np.prod(shape, dtype=np.float64) > _MOST_ELEMENTS:
             raise _too_large(graph, node, shape)
+    if _grows(graph, node):
+        return None
     if node.op_type == "ConstantOfShape":  # the one operator that old files hold by the hundred
-        value = attributes(node).get("value")
-        fill = numpy_helper.to_array(value) if value is not None else np.float32(0)
-        if fill.size != 1:
-            raise FrontendError(
-                f"{graph.label}: node {node.name!r} is to fill a tensor with {fill.size} values: check the model"
-            )
-        fill = fill.reshape(())
-        return [np.full(tuple(graph.constants[node.input[0]].reshape(-1).tolist()), fill)]
+        return [_filled(graph, node)]
     names = list(dict.fromkeys(name for name in node.input if name))
     model = helper.make_model(
         helper.make_graph(
@@ -217,19 +228,55 @@ def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
             data, indices = (graph.constants[name] for name in node.input)
             return [_gather_elements(data, indices, attributes(node).get("axis", 0))]
         found = ReferenceEvaluator(model).run(None, {name: graph.constants[name] for name in names})
-    except (NotImplementedError, KeyError):  # the reference has no such operator: TVM evaluates it at run time
+    except np.exceptions.AxisError:  # also an IndexError: axes that are not in order
         return None
-    except (ValueError, TypeError, IndexError, RuntimeError) as error:
+    except (IndexError, ArithmeticError) as error:  # TVM would read whatever is there, or wrap around
         raise FrontendError(
             f"{graph.label}: node {node.name!r} ({node.op_type}) of constants cannot be evaluated "
             f"({one_line(error)}): check the model with onnx.checker"
         ) from error
+    except Exception:  # noqa: BLE001  whatever fits the reference's 200 operators, also for what they merely lack
+        return None
     rest = iter(found)
-    values = [np.asarray(next(rest)) if name else np.empty(0) for name in node.output]
-    agree = all(
-        graph.shape(name) in (None, value.shape) for name, value in zip(node.output, values, strict=True) if name
-    )
-    return values if agree else None
+    values = [np.empty(0) if not name else next(rest) for name in node.output]
+    if any(isinstance(value, list) for value in values):  # a sequence
+        return None
+    arrays = [np.asarray(value) for value in values]
+    agree = all(_is_as_inferred(graph, name, a) for name, a in zip(node.output, arrays, strict=True) if name)
+    return arrays if agree else None
+
+
+def _grows(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Whether a constant is repeated to more than is worth keeping: it is repeated where it is read."""
+    shape = graph.shape(node.output[0])
+    if node.op_type not in ("Expand", "Tile") or shape is None:
+        return False
+    array = graph.constants[node.input[0]]
+    return math.prod(shape) * array.itemsize > max(MOST_REPEATED, array.nbytes)
+
+
+def _filled(graph: Graph, node: onnx.NodeProto) -> np.ndarray:
+    """The value of a `ConstantOfShape`, whose shape inference may not know."""
+    value = attributes(node).get("value")
+    fill = numpy_helper.to_array(value) if value is not None else np.float32(0)
+    if fill.size != 1:
+        raise FrontendError(
+            f"{graph.label}: node {node.name!r} is to fill a tensor with {fill.size} values: check the model"
+        )
+    shape = tuple(graph.constants[node.input[0]].reshape(-1).tolist())
+    if any(extent < 0 for extent in shape):
+        raise FrontendError(f"{graph.label}: node {node.name!r} is to fill a tensor of shape {shape}: check the model")
+    if math.prod(shape) > _MOST_ELEMENTS:
+        raise _too_large(graph, node, shape)
+    return np.full(shape, fill.reshape(()))
+
+
+def _is_as_inferred(graph: Graph, name: str, array: np.ndarray) -> bool:
+    """Whether it has the shape and the type of the value, as far as these are known."""
+    elem_type = graph.types[name].elem_type if name in graph.types else onnx.TensorProto.UNDEFINED
+    if elem_type and helper.tensor_dtype_to_np_dtype(elem_type) != array.dtype:
+        return False
+    return graph.shape(name) in (None, array.shape)
 
 
 def _gather_elements(data: np.ndarray, indices: np.ndarray, axis: int) -> np.ndarray:

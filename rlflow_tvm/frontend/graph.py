@@ -7,7 +7,7 @@ weights aside makes them cheap for any size, and lifts their limit of 2 GB.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.load import one_line
 
 _SHORT = 1024  # elements; constants up to here (shapes, axes, bounds) stay readable for ONNX's tools and the importer
+_MOST_BYTES = 2**20  # of a constant of integers, which the importer may have to know (indices): beyond they are weights
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Graph:
     @property
     def opset(self) -> int:
         """Version of the standard operator set."""
-        return next((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), 1)
+        return next((o.version for o in self.model.opset_import if not o.domain), 1)
 
     @property
     def output_names(self) -> list[str]:
@@ -74,6 +75,13 @@ class Graph:
         tensor = self.types.get(name)
         return len(tensor.shape.dim) if tensor is not None and tensor.HasField("shape") else None
 
+    def type_of(self, name: str) -> onnx.TypeProto:
+        """The type of a constant, or of a value that it was inferred of."""
+        array = self.constants.get(name)
+        if array is not None:
+            return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        return onnx.TypeProto(tensor_type=self.types[name])
+
     def uses(self) -> Counter[str]:
         """How often each value is read: by nodes, by nodes of their subgraphs, and as a graph output."""
         count: Counter[str] = Counter(self.output_names)
@@ -85,7 +93,7 @@ class Graph:
         """A name that no value has yet, nor any that was asked for here before."""
         if self._names[0] is not self.model:  # collected once for a model: it may have thousands of nodes
             taken = set(self.constants) | {i.name for i in self.model.graph.input}
-            taken.update(o for n in self.model.graph.node for o in n.output)
+            taken.update(_made_in(self.model.graph))
             self._names = self.model, taken
         taken = self._names[1]
         name, count = stem, 0
@@ -100,19 +108,28 @@ class Graph:
         return not name or name in self.constants
 
     def skeleton(self) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-        """A light copy of the model for ONNX's tools: short and integer constants as initialisers,
-        all others as additional graph inputs behind the real ones, whose arrays are returned."""
+        """A light copy of the model for ONNX's tools: short constants, and integers unless they are many, as
+        initialisers, all others as additional graph inputs behind the real ones, whose arrays are returned."""
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
         aside: dict[str, np.ndarray] = {}
         for name, array in self.constants.items():
-            if is_short(array) or array.dtype.kind not in "fV":
+            if is_short(array) or (array.dtype.kind not in "fV" and array.nbytes <= _MOST_BYTES):
                 model.graph.initializer.append(numpy_helper.from_array(array, name))
             else:
                 aside[name] = array
                 elem_type = helper.np_dtype_to_tensor_dtype(array.dtype)
                 model.graph.input.append(helper.make_tensor_value_info(name, elem_type, array.shape))
         return model, aside
+
+    def replace(self, model: onnx.ModelProto, aside: Mapping[str, np.ndarray]) -> None:
+        """Go on with what one of ONNX's tools made of the skeleton."""
+        fresh = split(model, self.label)
+        kept = [i for i in fresh.model.graph.input if i.name not in aside]
+        del fresh.model.graph.input[:]
+        fresh.model.graph.input.extend(kept)
+        self.model = fresh.model
+        self.constants = {**fresh.constants, **aside}
 
 
 def static_shape(tensor: onnx.TypeProto.Tensor) -> tuple[int, ...] | None:
@@ -130,23 +147,28 @@ def is_short(array: np.ndarray | None) -> bool:
 
 def split(model: onnx.ModelProto, label: str) -> Graph:
     """Take the weights out of `model` (which is left as it was). Initialisers that are listed as graph inputs
-    (files older than IR version 4) are inputs no longer; unnamed nodes get a name, for messages."""
+    (files older than IR version 4) are inputs no longer; unnamed nodes get a name, for messages; the domain of standard
+    operators is the empty one: ONNX's reference knows it by no other name."""
     light = onnx.ModelProto()
     light.ir_version = max(model.ir_version, 8)
     light.opset_import.extend(model.opset_import)
     light.functions.extend(model.functions)
     graph = model.graph
-    constants = {t.name: _array(t, label) for t in graph.initializer}
+    constants = {t.name: array_of(t, label) for t in graph.initializer}
     light.graph.name = graph.name or "main"
     light.graph.input.extend(i for i in graph.input if i.name not in constants)
     light.graph.output.extend(graph.output)
     light.graph.sparse_initializer.extend(graph.sparse_initializer)
     light.graph.node.extend(graph.node)
     name_nodes(light.graph)
+    for opset in light.opset_import:
+        opset.domain = _short(opset.domain)
+    _shorten_domains(light.graph)
     return Graph(light, constants, label, called=tuple(output.name for output in graph.output))
 
 
-def _array(tensor: onnx.TensorProto, label: str) -> np.ndarray:
+def array_of(tensor: onnx.TensorProto, label: str) -> np.ndarray:
+    """The values of a weight; FrontendError where they cannot be read."""
     try:
         return numpy_helper.to_array(tensor)
     except (ValueError, TypeError, KeyError) as error:
@@ -154,6 +176,17 @@ def _array(tensor: onnx.TensorProto, label: str) -> np.ndarray:
             f"{label}: the weight {tensor.name!r} cannot be read ({one_line(error)}): the file is damaged, "
             "export or download it again"
         ) from error
+
+
+def _shorten_domains(graph: onnx.GraphProto) -> None:
+    for node in graph.node:
+        node.domain = _short(node.domain)
+        for sub in subgraphs(node):
+            _shorten_domains(sub)
+
+
+def _short(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
 
 
 def name_nodes(graph: onnx.GraphProto) -> None:
@@ -165,12 +198,45 @@ def name_nodes(graph: onnx.GraphProto) -> None:
 def inputs_of(node: onnx.NodeProto) -> list[str]:
     """The names a node reads, those read inside its subgraphs included."""
     names = [i for i in node.input if i]
-    for attribute in node.attribute:
-        for sub in [attribute.g] if attribute.HasField("g") else list(attribute.graphs):
-            for inner in sub.node:
-                names.extend(inputs_of(inner))
-            names.extend(o.name for o in sub.output)
+    for sub in subgraphs(node):
+        for inner in sub.node:
+            names.extend(inputs_of(inner))
+        names.extend(o.name for o in sub.output)
     return names
+
+
+def rename_inputs(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Have a node read what `names` tells in the place of what it reads, inside its subgraphs too."""
+    for i, name in enumerate(node.input):
+        if name in names:
+            node.input[i] = names[name]
+    for sub in subgraphs(node):
+        for inner in sub.node:
+            rename_inputs(inner, names)
+        for output in sub.output:
+            output.name = names.get(output.name, output.name)
+
+
+def _made_in(graph: onnx.GraphProto) -> Iterator[str]:
+    """The names of all that nodes make, inside of their subgraphs too."""
+    for node in graph.node:
+        yield from node.output
+        for sub in subgraphs(node):
+            yield from _made_in(sub)
+
+
+def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The branches or bodies of a control-flow node."""
+    return [sub for a in node.attribute for sub in ([a.g] if a.HasField("g") else a.graphs)]
+
+
+def spell_out_defaults(node: onnx.NodeProto, opset: int) -> None:
+    """Give the node the attributes that are left out: ONNX (1.23) forgets them where it looks into an operator that is
+    defined by others."""
+    given = {attribute.name for attribute in node.attribute}
+    for name, formal in onnx.defs.get_schema(node.op_type, opset).attributes.items():
+        if name not in given and formal.default_value.type != onnx.AttributeProto.UNDEFINED:
+            node.attribute.append(formal.default_value)
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from rlflow_tvm import ir
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.bake import bake_constants
 from rlflow_tvm.frontend.clean import Shapes, clean
+from rlflow_tvm.frontend.control_flow import CONTROL_FLOW
 from rlflow_tvm.frontend.converters import CONVERTERS
 from rlflow_tvm.frontend.graph import Graph, attributes
 from rlflow_tvm.frontend.load import load_onnx, one_line
@@ -30,7 +31,6 @@ _MICROSOFT = frozenset(
 )
 _HARMLESS = frozenset({"num_outputs", "seed", "storage_order", "tvm_custom"})
 """Attributes that add nothing: Split's outputs are counted, and MaxPool's indices, whose layout this is, refused."""
-_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 _REFUSED = frozenset(
     {
         "Attention",  # TVM reads Microsoft's operator of that name, not the standard's
@@ -86,7 +86,12 @@ def _names_are_text(path_or_model: str | Path | onnx.ModelProto) -> Iterator[Non
 def input_names(path: str | Path) -> list[str]:
     """Of an ONNX file's graph; FrontendError as in `from_onnx`."""
     with _names_are_text(path):
-        return [info.name for info in _loaded(path)[0].graph.input]
+        return _input_names(_loaded(path)[0])
+
+
+def _input_names(model: onnx.ModelProto) -> list[str]:
+    weights = {tensor.name for tensor in model.graph.initializer}  # before IR version 4 these are listed as inputs too
+    return [info.name for info in model.graph.input if info.name not in weights]
 
 
 def _loaded(path_or_model: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
@@ -128,13 +133,21 @@ def import_models(paths: Mapping[str, str | Path], shapes: Shapes) -> dict[str, 
 
     FrontendError as in `from_onnx`, and for a name in `shapes` that is no model's input.
     """
-    inputs = {name: input_names(path) for name, path in paths.items()}
+    loaded = {}
+    for path in dict.fromkeys(paths.values()):
+        with _names_are_text(path):
+            loaded[path] = _loaded(path)
+    inputs = {name: _input_names(loaded[path][0]) for name, path in paths.items()}
     unknown = next((name for name in shapes if not any(name in known for known in inputs.values())), None)
     if unknown is not None:
         listed = "; ".join(f"{name} has the inputs {', '.join(known) or 'none'}" for name, known in inputs.items())
         raise FrontendError(f"no input {unknown!r}: {listed}")
     wanted = {n: {i: shapes[i] for i in inputs[n] if i in shapes} | split_shapes(n)[1] for n in paths}
-    return {n: from_onnx(p, wanted[n]) for n, p in paths.items()}
+    found = {}
+    for name, path in paths.items():
+        with _names_are_text(path):
+            found[name] = import_graph(clean(*loaded[path], wanted[name]))
+    return found
 
 
 def import_graph(graph: Graph) -> tvm.IRModule:
@@ -194,12 +207,12 @@ def _check_operators(graph: Graph) -> None:
     uses = graph.uses()
     for node in graph.nodes:
         where = f"{graph.label}: node {node.name!r} uses the operator {node.domain + '.' if node.domain else ''}"
-        if node.op_type in _CONTROL_FLOW:
+        if node.op_type in CONTROL_FLOW:
             raise FrontendError(
                 f"{where}{node.op_type}, control flow that depends on data: export the model with that branch or "
                 "loop unrolled"
             )
-        if node.domain in ("", "ai.onnx"):
+        if not node.domain:
             supported = node.op_type in known.keys() | CONVERTERS and node.op_type not in _REFUSED
         else:
             supported = node.domain == "com.microsoft" and node.op_type in _MICROSOFT & known.keys()

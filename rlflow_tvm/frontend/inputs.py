@@ -27,9 +27,10 @@ class _Spec:
 def random_inputs(mod: tvm.IRModule, seed: int) -> dict[str, np.ndarray]:
     """One array for each input of a module (bound or detached) with static input shapes.
 
-    Floats are standard normal. Integers that index a table (`take`) are drawn below its extent; other
-    integers and booleans are drawn from {0, 1}; with "mask" in the input's name they are ones, and zeros in the last
-    quarter of the last axis: of ones alone nobody would see that a mask is lost.
+    Floats are standard normal. Integers that index a table (`take`) are drawn below its extent, others of 8 bits, as
+    images are, from all that there are; other integers and booleans are drawn from {0, 1}; with "mask" in the input's
+    name they are ones, and zeros in the last quarter of the last axis: of ones alone nobody would see that a mask is
+    lost.
 
     Raises:
         FrontendError: an input has a dynamic shape or a type that is neither number nor boolean.
@@ -48,6 +49,8 @@ def _draw(rng: np.random.Generator, name: str, spec: _Spec) -> np.ndarray:
             return np.ones((), spec.dtype)
         last = spec.shape[-1]
         return np.broadcast_to(np.arange(last) < last - last // 4, spec.shape).astype(spec.dtype)
+    if spec.bound is None and spec.dtype in (np.uint8, np.int8):
+        return np.asarray(rng.integers(0, 256, spec.shape)).astype(np.uint8).view(spec.dtype)
     return np.asarray(rng.integers(0, spec.bound or 2, spec.shape)).astype(spec.dtype)
 
 

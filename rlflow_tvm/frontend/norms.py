@@ -38,6 +38,33 @@ def _rms_norm(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) 
     return relax.op.multiply(relax.op.astype(normed, dtype), scale)
 
 
+def _mean_variance(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
+    """(x - mean) / (deviation + 1e-9), as ONNX defines it, halves in float32; TVM's, without that number and with the
+    variance as a difference of squares, gives NaN where all elements are one."""
+    dtype = dtype_of(inputs[0])
+    axes = [int(axis) for axis in attrs.get("axes", (0, 2, 3))]
+    x = relax.op.astype(inputs[0], "float32") if dtype in ("bfloat16", "float16") else inputs[0]
+    x = bb.normalize(x)
+    centred = bb.normalize(relax.op.subtract(x, relax.op.mean(x, axes, keepdims=True)))
+    deviation = relax.op.sqrt(relax.op.mean(relax.op.multiply(centred, centred), axes, keepdims=True))
+    normed = relax.op.divide(centred, relax.op.add(deviation, relax.const(1e-9, dtype_of(x))))
+    return relax.op.astype(bb.normalize(normed), dtype)
+
+
+def _lp_norm(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
+    """x / (sum |x|^p)^(1/p), halves in float32, and 0 where that sum is."""
+    dtype, axes = dtype_of(inputs[0]), [int(attrs.get("axis", -1))]
+    x = bb.normalize(relax.op.astype(inputs[0], "float32") if dtype in ("bfloat16", "float16") else inputs[0])
+    if attrs.get("p", 2) == 1:
+        norm = relax.op.sum(relax.op.abs(x), axes, keepdims=True)
+    else:
+        norm = relax.op.sqrt(relax.op.sum(relax.op.multiply(x, x), axes, keepdims=True))
+    norm = bb.normalize(norm)
+    zero, one = (relax.const(value, dtype_of(x)) for value in (0, 1))
+    divisor = relax.op.where(relax.op.equal(norm, zero), one, norm)
+    return relax.op.astype(bb.normalize(relax.op.divide(x, divisor)), dtype)
+
+
 def _over_root(bb: relax.BlockBuilder, data: relax.Expr, axes: list[int], attrs: Mapping) -> relax.Expr:
     """x / sqrt(mean(x^2) + epsilon)"""
     x = bb.normalize(data)
@@ -70,4 +97,9 @@ def _broadcast(bb: relax.BlockBuilder, expr: relax.Expr, shape: list[int]) -> re
     return bb.normalize(relax.op.broadcast_to(expr, shape))
 
 
-NORMS: dict[str, Converter] = {"LayerNormalization": _layer_norm, "RMSNormalization": _rms_norm}
+NORMS: dict[str, Converter] = {
+    "LayerNormalization": _layer_norm,
+    "LpNormalization": _lp_norm,
+    "MeanVarianceNormalization": _mean_variance,
+    "RMSNormalization": _rms_norm,
+}

@@ -7,7 +7,7 @@ from onnx import helper, version_converter
 
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.fold import infer_types
-from rlflow_tvm.frontend.graph import Graph, attributes, name_nodes, split
+from rlflow_tvm.frontend.graph import Graph, attributes, subgraphs
 from rlflow_tvm.frontend.load import one_line
 
 OLDEST_OPSET = 11
@@ -22,9 +22,15 @@ def convert(graph: Graph) -> None:
     No further: to 13 the converter (1.23) takes `Hardmax` over, whose axis means another thing there.
 
     Raises:
-        FrontendError: the converter cannot, or an old broadcast is of tensors of unknown rank.
+        FrontendError: the converter cannot, an old broadcast is of tensors of unknown rank, or there is control flow.
     """
     infer_types(graph)
+    nested = next((node for node in graph.nodes if subgraphs(node)), None)
+    if nested is not None:  # the converter leaves what is inside as it is
+        raise FrontendError(
+            f"{graph.label}: node {nested.name!r} ({nested.op_type}) holds a graph of operator set {graph.opset}, "
+            f"which is not converted: export the model with opset {OLDEST_OPSET} or newer"
+        )
     for node in graph.nodes:
         _spell_out_broadcast(graph, node)
         _spell_out_slopes(graph, node)
@@ -36,16 +42,10 @@ def convert(graph: Graph) -> None:
             f"{graph.label}: operator set {graph.opset} cannot be converted to {OLDEST_OPSET} ({one_line(error)}): "
             f"export the model with opset {OLDEST_OPSET} or newer"
         ) from error
-    fresh = split(converted, graph.label)
-    kept = [i for i in fresh.model.graph.input if i.name not in aside]
-    del fresh.model.graph.input[:]
-    fresh.model.graph.input.extend(kept)
-    name_nodes(fresh.model.graph)
-    for node in fresh.model.graph.node:
+    graph.replace(converted, aside)
+    for node in graph.model.graph.node:
         if node.op_type == "Resize":  # as it was before opset 11; the converter leaves the new default, half_pixel
             node.attribute.extend(helper.make_attribute(name, value) for name, value in _OLD_RESIZE.items())
-    graph.model = fresh.model
-    graph.constants = {**fresh.constants, **aside}
 
 
 def _spell_out_broadcast(graph: Graph, node: onnx.NodeProto) -> None:

@@ -1,4 +1,4 @@
-"""Converters of reductions: `noop_with_empty_axes` as the standard means it, and booleans."""
+"""Converters of reductions: `noop_with_empty_axes` as the standard means it, booleans, and infinities."""
 
 from __future__ import annotations
 
@@ -46,10 +46,24 @@ def _extremum(op: Callable[..., relax.Expr]) -> Converter:
     return convert
 
 
+def _log_sum_exp(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    """log(sum(exp(x - m))) + m with m the maximum, or 0 where that is infinite: TVM's is NaN there."""
+    axes = _axes(inputs, attrs)
+    if not axes and attrs.get("noop_with_empty_axes", 0):
+        return None
+    x = inputs[0]
+    most = bb.normalize(relax.op.max(x, axes or None, keepdims=True))
+    shift = bb.normalize(relax.op.where(relax.op.isinf(most), relax.const(0, most.ty.dtype), most))
+    total = relax.op.sum(relax.op.exp(relax.op.subtract(x, shift)), axes or None, keepdims=True)
+    found = bb.normalize(relax.op.add(relax.op.log(total), shift))
+    return found if attrs.get("keepdims", 1) else relax.op.squeeze(found, axes or None)
+
+
 REDUCTIONS: dict[str, Converter] = {
     "ReduceL1": _noop(relax.op.abs),
     "ReduceL2": _noop(relax.op.abs),
     "ReduceLogSum": _noop(relax.op.log),
+    "ReduceLogSumExp": _log_sum_exp,
     "ReduceMax": _extremum(relax.op.max),
     "ReduceMin": _extremum(relax.op.min),
     "ReduceSumSquare": _noop(lambda x: relax.op.multiply(x, x)),

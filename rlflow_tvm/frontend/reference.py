@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
+from google.protobuf.message import EncodeError
 
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.load import one_line
@@ -33,13 +34,14 @@ def onnxruntime_outputs(
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3  # errors only: old files have ONNX Runtime warn of every initialiser
-    source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
     try:
+        source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
         session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         names = parameter_names(i.name for i in session.get_inputs())
         by_input = {name: inputs[parameter] for name, parameter in names.items() if parameter in inputs}
         return session.run(None, by_input | {name: inputs[name] for name in names if name in inputs})
     except (
+        EncodeError,  # of a model above 2 GiB
         state.Fail,
         state.InvalidArgument,
         state.InvalidGraph,

@@ -3,7 +3,7 @@ refused where it differs; and TVM leaves the first two dimensions as they are, s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tvm
@@ -21,6 +21,9 @@ def check_resize(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: in
         raise ValueError("TVM has no coordinate_transformation_mode half_pixel_symmetric")
     if isinstance(inputs[2], tvm.ir.GenericConst) and not inputs[2].value.numpy().size:
         inputs[2] = None  # so exporters of opset 11 say that the sizes are given
+    axes = attrs.get("axes")
+    if axes is not None:
+        _spell_out_axes(inputs, axes)
     given = inputs[2] if inputs[3] is None else inputs[3]
     if not isinstance(given, tvm.ir.GenericConst):
         return None
@@ -46,6 +49,20 @@ def check_resize(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: in
     resized = [turned, None, None, relax.const(np.array(whole)[order], "int64")]
     found = bb.normalize(onnx_frontend.Resize.get_converter(opset)(bb, resized, attrs, [{}, {}]))
     return relax.op.permute_dims(found, [order.index(i) for i in range(len(order))])
+
+
+def _spell_out_axes(inputs: list, axes: Sequence[int]) -> None:
+    """Scales or sizes of all dimensions in the place of those of some."""
+    extents = [int(extent) for extent in inputs[0].ty.shape.values]
+    if inputs[1] is not None and (not isinstance(inputs[1], tvm.ir.GenericConst) or inputs[1].value.numpy().size):
+        raise ValueError("it crops along some dimensions only: export the model with a region of all")
+    for i, usual in ((2, np.ones(len(extents), np.float32)), (3, np.array(extents, np.int64))):
+        if inputs[i] is None:
+            continue
+        if not isinstance(inputs[i], tvm.ir.GenericConst):
+            raise ValueError("the scales or sizes of some dimensions are computed at run time")
+        usual[[axis % len(extents) for axis in axes]] = inputs[i].value.numpy()
+        inputs[i] = relax.const(usual)
 
 
 def _order(extents: list[int], sizes: list[int], cropped: bool) -> list[int]:

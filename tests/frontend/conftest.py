@@ -21,6 +21,8 @@ _TYPES = {
     "float64": TensorProto.DOUBLE,
     "int32": TensorProto.INT32,
     "int64": TensorProto.INT64,
+    "uint8": TensorProto.UINT8,
+    "int8": TensorProto.INT8,
     "bool": TensorProto.BOOL,
 }
 

@@ -100,6 +100,31 @@ def _elementwise() -> list[Case]:
         Case("astype:bool", (HALVES,), lambda x: rx.astype(x, "bool")),
         Case("astype:half", (x,), lambda x: rx.astype(x, "float16")),
         Case("astype:double", (x,), lambda x: rx.astype(x, "float64")),
+        Case(
+            "quantize",
+            (HALVES, np.array(0.5, np.float32), np.array(3, np.uint8)),
+            lambda x, s, z: rx.quantize(x, s, z, 0, "uint8"),
+        ),
+        Case(
+            "quantize:halves",
+            (HALVES, np.ones(1, np.float32), np.array(-3, np.int8)),
+            lambda x, s, z: rx.quantize(x, s, z, 0, "int8"),
+        ),
+        Case(
+            "quantize:by_channel",
+            (x, np.array([0.1, 0.01, 1e-3], np.float32), np.array([-3, 0, 5], np.int8)),
+            lambda x, s, z: rx.quantize(x, s, z, 1, "int8"),
+        ),
+        Case(
+            "dequantize",
+            (SIGNED.astype(np.int8), np.array(0.5, np.float32), np.array(3, np.int8)),
+            lambda x, s, z: rx.dequantize(x, s, z, 0, "float32"),
+        ),
+        Case(
+            "dequantize:by_channel",
+            (BITS.astype(np.uint8), 1 + floats(BITS.shape[-1]), np.array(3, np.uint8)),
+            lambda x, s, z: rx.dequantize(x, s, z, -1, "float32"),
+        ),
         Case("clip", (HALVES,), lambda x: rx.clip(x, -1.0, 2.0)),
         Case("clip:int", (SIGNED,), lambda x: rx.clip(x, -2, 5)),
         Case("clip:below", (HALVES,), lambda x: rx.clip(x, -np.inf, 2.0)),

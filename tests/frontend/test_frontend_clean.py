@@ -311,6 +311,17 @@ def test_a_mask_without_axes_is_on(make_model) -> None:
     assert drawn_mask
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_images_are_drawn_from_all_bytes(dtype: str, make_model) -> None:
+    nodes = [node("Cast", ["image"], ["a"], to=1), node("Cast", ["mask"], ["b"], to=1), node("Add", ["a", "b"], ["y"])]
+    model = make_model(nodes, {"image": (3, 32, 32), "mask": (32,)}, ["y"], dtypes={"image": dtype, "mask": dtype})
+    inputs = random_inputs(from_onnx(model), 0)
+    assert inputs["image"].dtype == dtype
+    assert inputs["image"].min() == np.iinfo(dtype).min
+    assert inputs["image"].max() == np.iinfo(dtype).max
+    assert set(inputs["mask"].tolist()) == {0, 1}
+
+
 def test_parameters_are_identifiers() -> None:
     names = ["image", "gpu_0/data_0", "gpu_0:data_0", "gpu_0_data_0", "2nd", "größe"]
     assert parameter_names(names) == {

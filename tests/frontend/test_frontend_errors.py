@@ -10,10 +10,19 @@ import onnx
 import pytest
 import tvm
 from frontend_error import message
+from google.protobuf.message import EncodeError
 from onnx import helper
 from tvm import relax
 
-from rlflow_tvm.frontend import from_onnx, import_models, onnxruntime_outputs, random_inputs, split_shapes, zoo
+from rlflow_tvm.frontend import (
+    from_onnx,
+    import_models,
+    input_names,
+    onnxruntime_outputs,
+    random_inputs,
+    split_shapes,
+    zoo,
+)
 from rlflow_tvm.frontend.converters import CONVERTERS
 
 node = helper.make_node
@@ -242,6 +251,28 @@ def test_shapes_for_several_models(relu: onnx.ModelProto, make_model, tmp_path: 
     assert [[int(d) for d in mod["main"].params[0].ty.shape] for mod in mods.values()] == [[2, 3, 224, 224], [5, 8]]
     text = message(lambda: import_models(paths, {"image": (2, 3, 224, 224), "txt": (5, 8)}))
     assert "no input 'txt': a has the inputs image; b has the inputs text" in text
+
+
+def test_files_are_loaded_once(make_model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model([node("Add", ["x", "w"], ["y"])], {"x": (2, 3), "w": (3,)}, ["y"], {"w": np.ones(3, np.float32)})
+    model.ir_version = 3  # whose weights are inputs too
+    onnx.save(model, tmp_path / "a.onnx")
+    assert input_names(tmp_path / "a.onnx") == ["x"]
+    loads, load = [], onnx.load
+    monkeypatch.setattr(onnx, "load", lambda *args, **options: loads.append(1) or load(*args, **options))
+    paths = dict.fromkeys(("one", "two"), tmp_path / "a.onnx")
+    assert [len(mod["main"].params) for mod in import_models(paths, {"x": (2, 3)}).values()] == [1, 1]
+    assert len(loads) == 1
+    assert "no input 'w': one has the inputs x; two has" in message(lambda: import_models(paths, {"w": (3,)}))
+
+
+def test_a_model_that_is_too_large_for_onnxruntime(relu: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(_: onnx.ModelProto) -> bytes:
+        raise EncodeError("Failed to serialize proto")
+
+    monkeypatch.setattr(onnx.ModelProto, "SerializeToString", too_large)
+    text = message(lambda: onnxruntime_outputs(relu, {}))
+    assert "ONNX Runtime cannot run the model (Failed to serialize proto)" in text
 
 
 def test_what_onnxruntime_refuses(relu: onnx.ModelProto) -> None:

@@ -37,8 +37,8 @@ _NEVER_LEFT = {
     "dynamic_strided_slice", "nonzero", "unique", "vision.all_class_non_max_suppression",
     # evaluated by the import, which knows all shapes
     "shape_of", "shape_to_tensor", "size", "tensor_to_shape",
-    # Attention is refused by the import; quantised models are not covered
-    "nn.attention", "dequantize", "quantize",
+    # Attention is inlined by the import
+    "nn.attention",
 }  # fmt: skip
 """Operators in the source of the importers that no imported module holds, or none that is optimised."""
 

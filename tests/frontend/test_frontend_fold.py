@@ -8,7 +8,7 @@ from onnx import helper
 from small_weights import NORM, drawn, norm_weights
 
 from rlflow_tvm.errors import FrontendError
-from rlflow_tvm.frontend import from_onnx
+from rlflow_tvm.frontend import fold, from_onnx
 
 node = helper.make_node
 
@@ -47,6 +47,11 @@ _OF_CONSTANTS = {
         node("GroupNormalization", ["w", "g", "b"], ["c"], num_groups=2),
         {"g": drawn(4), "b": drawn(4)},
     ),
+    "lstm": (
+        14,
+        node("LSTM", ["v", "W", "R"], ["c"], hidden_size=4, activations=["HardSigmoid", "Relu", "Tanh"]),
+        {"v": drawn(3, 2, 5), "W": drawn(1, 16, 5), "R": drawn(1, 16, 4)},
+    ),
     "grid-sample": (16, node("GridSample", ["w", "g"], ["c"], mode="bicubic"), {"g": _GRID}),
     # of more than the 32 elements that the reference takes
     "gather-elements": (18, node("GatherElements", ["r", "i"], ["c"], axis=1), _ROWS),
@@ -72,3 +77,83 @@ def test_dropout_of_constants_in_training(make_model) -> None:
     with pytest.raises(FrontendError, match=r"node 'drop' \(Dropout\) is in training mode"):
         from_onnx(model(True))
     assert len(from_onnx(model(False))["main"].body.blocks[0].bindings) == 1
+
+
+def test_the_long_name_of_the_standard_domain(make_model, assert_imports_right, operators) -> None:
+    nodes = [node("Exp", ["w"], ["e"], domain="ai.onnx"), node("Mul", ["x", "e"], ["y"], domain="ai.onnx")]
+    model = make_model(nodes, {"x": (3,)}, ["y"], {"w": drawn(3)})
+    model.opset_import[0].domain = "ai.onnx"
+    assert operators(assert_imports_right(model)) == ["multiply"]
+
+
+_REFUSED = {  # by the reference, or by ONNX Runtime too, though the standard allows it; and what they are
+    "cumsum-axis-of-one-element": (
+        18,
+        node("CumSum", ["w", "a"], ["c"]),
+        {"w": np.array([[1, 2], [3, 5]], np.float32), "a": np.array([1])},
+        [[1, 3], [3, 8]],
+    ),
+    "one-hot-of-booleans": (
+        18,
+        node("OneHot", ["i", "d", "v"], ["c"]),
+        {"i": np.array([0, 2]), "d": np.array(3), "v": np.array([False, True])},
+        [[1, 0, 0], [0, 0, 1]],
+    ),
+    "unsqueeze-unsorted": (
+        11,
+        node("Unsqueeze", ["w"], ["c"], axes=[2, 0]),
+        {"w": np.array([1, 2], np.float32)},
+        [[[1], [2]]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(_REFUSED))
+def test_what_the_reference_refuses_is_left_to_tvm(name: str, make_model, run) -> None:
+    opset, of_constants, weights, expected = _REFUSED[name]
+    nodes = [of_constants, node("Cast", ["c"], ["f"], to=1), node("Mul", ["x", "f"], ["y"])]
+    mod = from_onnx(make_model(nodes, {"x": (1,)}, ["y"], weights, opset))
+    for ours in (False, True):
+        (found,) = run(mod, {"x": np.array([2], np.float32)}, ours)
+        np.testing.assert_array_equal(found, 2 * np.array(expected, np.float32))
+
+
+def test_what_the_reference_gives_another_type_is_left_to_tvm(make_model, operators, monkeypatch) -> None:
+    monkeypatch.setattr(fold.ReferenceEvaluator, "run", lambda *_: [np.exp(drawn(3).astype("float64"))])
+    nodes = [node("Exp", ["w"], ["c"]), node("Mul", ["x", "c"], ["y"])]
+    assert operators(from_onnx(make_model(nodes, {"x": (3,)}, ["y"], {"w": drawn(3)}))) == ["exp", "multiply"]
+
+
+def test_an_index_of_a_constant_that_is_out_of_bounds(make_model) -> None:
+    nodes = [node("Gather", ["w", "i"], ["c"], name="it"), node("Mul", ["x", "c"], ["y"])]
+    with pytest.raises(FrontendError, match=r"node 'it' \(Gather\) of constants cannot be evaluated"):
+        from_onnx(make_model(nodes, {"x": (1,)}, ["y"], {"w": drawn(3), "i": np.array([7])}))
+
+
+@pytest.mark.parametrize(
+    ("extent", "told"), [(3, r"'it' is to fill a tensor of shape \(-3,\)"), (-(2**40), r"makes a constant of shape")]
+)
+def test_a_tensor_to_be_filled_of_a_shape_that_is_computed(extent: int, told: str, make_model) -> None:
+    nodes = [
+        node("Neg", ["n"], ["s"]),
+        node("ConstantOfShape", ["s"], ["c"], name="it"),
+        node("Add", ["x", "c"], ["y"]),
+    ]
+    with pytest.raises(FrontendError, match=told):
+        from_onnx(make_model(nodes, {"x": (1,)}, ["y"], {"n": np.array([extent])}))
+
+
+@pytest.mark.parametrize(
+    ("repeated", "weights"),
+    [
+        (node("Expand", ["w", "n"], ["c"]), {"w": drawn(1, 1, 2), "n": np.array([4096, 1024, 2])}),
+        (node("Tile", ["w", "n"], ["c"]), {"w": drawn(1, 1, 2), "n": np.array([4096, 1024, 1])}),
+    ],
+)
+def test_a_constant_is_not_repeated_to_a_very_large_one(repeated, weights, make_model, operators) -> None:
+    nodes = [repeated, node("Add", ["x", "c"], ["y"])]
+    mod = from_onnx(make_model(nodes, {"x": (1, 1, 2)}, ["y"], weights))
+    assert operators(mod)[-1] == "add"
+    assert len(operators(mod)) == 2
+    weights["n"][0] = 2
+    assert operators(from_onnx(make_model(nodes, {"x": (1, 1, 2)}, ["y"], weights))) == ["add"]

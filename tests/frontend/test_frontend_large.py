@@ -123,3 +123,14 @@ def test_a_long_range_is_not_propagated(given: str, make_model, inferences: list
     assert [n.op_type for n in graph.nodes] == ["Add"]
     assert graph.shape("y") == (2**17,)
     assert inferences[0] is (given == "product")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64", "bool"])
+def test_large_weights_of_integers_are_kept_aside(dtype: str, make_model, assert_imports_right) -> None:
+    table = np.maximum(10 * drawn(2**21, 1), 0).astype(dtype)
+    nodes = [node("Gather", ["w", "i"], ["g"]), node("Cast", ["g"], ["y"], to=1)]
+    model = make_model(nodes, {"i": (5,)}, ["y"], {"w": table}, dtypes={"i": "int64"})
+    skeleton, aside = clean(model, "small").skeleton()
+    assert list(aside) == ["w"]
+    assert skeleton.ByteSize() < 2**10
+    assert_imports_right(model, given={"i": np.array([0, 1, 2, -1, 2**20])})

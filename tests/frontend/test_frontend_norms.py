@@ -24,6 +24,21 @@ def test_rms_normalization(axis: int, make_model, run) -> None:
         np.testing.assert_allclose(found, x / np.sqrt(mean + 1e-5) * scale, rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("axes", [None, (1, 3), (-1,)])
+def test_a_mean_variance_normalization_with_parts_that_are_one_value(axes, dtype: str, make_model, run) -> None:
+    normed = node("MeanVarianceNormalization", ["x"], ["y"], **({} if axes is None else {"axes": axes}))
+    model = make_model([normed], {"x": _SHAPE}, ["y"], dtypes={"x": dtype}, out_dtype=dtype)
+    x = drawn(*_SHAPE)
+    x[:, 1], x[:, 2] = 0, 1e3 + x[:, 2]
+    x = x.astype(dtype)
+    centred = x.astype("float64") - x.mean(axes or (0, 2, 3), keepdims=True, dtype="float64")
+    expected = centred / (np.sqrt((centred**2).mean(axes or (0, 2, 3), keepdims=True)) + 1e-9)
+    for ours in (False, True):
+        (found,) = run(from_onnx(model), {"x": x}, ours)
+        np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-3)
+
+
 _OF_HALVES = {
     "instance-norm": ([node("InstanceNormalization", ["x", "g", "b"], ["y"])], {"g": drawn(3), "b": drawn(3)}),
     "l2": ([node("ReduceL2", ["x", "a"], ["y"])], {"a": np.array([-1])}),

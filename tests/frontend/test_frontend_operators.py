@@ -142,6 +142,33 @@ _OPERATORS = {
     ),
     "einsum-of-one": ([node("Einsum", ["x"], ["y"], equation="...ij->...ji")], {}),
     "cumsum-reverse": ([node("CumSum", ["x", "a"], ["y"], reverse=1)], {"a": np.array(2)}),
+    "reverse-sequence": (
+        [node("ReverseSequence", ["x", "n"], ["y"], time_axis=1, batch_axis=0)],
+        {"n": np.array([2, 3])},
+    ),
+    "reverse-sequence-by-default": ([node("ReverseSequence", ["x", "n"], ["y"])], {"n": np.array([2, 1, 2])}),
+    "top-k-in-any-order": (
+        [node("TopK", ["x", "k"], ["t", "i"], axis=1, sorted=0), node("ReduceSum", ["t"], ["y"])],
+        {"k": np.array([2])},
+    ),
+    "lp-norm": ([node("LpNormalization", ["x"], ["y"])], {}),
+    "lp-norm-1": ([node("LpNormalization", ["x"], ["y"], p=1, axis=1)], {}),
+    "lp-norm-of-zeros": (
+        [
+            node("Mul", ["x", "z"], ["u"]),
+            node("LpNormalization", ["u"], ["v"]),
+            node("Add", ["v", "x"], ["y"]),
+        ],
+        {"z": np.array([0, 0, 0, 0, 0], np.float32)},
+    ),
+    "resize-of-axes": (
+        [node("Resize", ["x", "", "", "n"], ["y"], mode="linear", axes=[3, 2])],
+        {"n": np.array([3, 7])},
+    ),
+    "resize-of-axes-by-scales": (
+        [node("Resize", ["x", "", "s"], ["y"], axes=[-2])],
+        {"s": np.array([2], np.float32)},
+    ),
     "cast": ([node("Cast", ["x"], ["i"], to=6), node("Cast", ["i"], ["y"], to=1)], {}),
     "sinh": ([node("Sinh", ["x"], ["y"])], {}),
     "cosh": ([node("Cosh", ["x"], ["y"])], {}),
@@ -154,8 +181,6 @@ def test_operators(name: str, make_model, assert_imports_right) -> None:
     model = make_model(nodes, {"x": _SHAPE}, ["y"], weights)
     mod = assert_imports_right(model)
     assert len(mod.functions) == 1, "the operator came as loops"
-    if "quantize" in name:  # of which there is no export
-        return
     x = _array(*_SHAPE)
     for found, expected in zip(
         onnxruntime_outputs(to_onnx(mod), {"x": x}), onnxruntime_outputs(model, {"x": x}), strict=True
@@ -306,6 +331,24 @@ def test_extrema_of_infinities_and_booleans(operator: str, make_model, run) -> N
     x = np.array([[0, 0], [0, 1], [1, 1]], bool)
     (found,) = run(from_onnx(model), {"x": x}, ours=True)
     assert found.tolist() == [False, operator == "ReduceMax", True]
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize(("opset", "axes"), [(13, [1]), (18, [1]), (18, [])])
+def test_the_logarithm_of_a_sum_of_infinities(opset: int, axes: list[int], keepdims: int, make_model, run) -> None:
+    of_old = opset < 18
+    reduced = node("ReduceLogSumExp", ["x"] if of_old else ["x", "a"], ["y"], keepdims=keepdims)
+    if of_old:
+        reduced.attribute.append(helper.make_attribute("axes", axes))
+    model = make_model([reduced], {"x": (4, 5)}, ["y"], {} if of_old else {"a": np.array(axes, np.int64)}, opset)
+    x = 100 * _array(4, 5)
+    for lowest in (-np.inf, np.inf):
+        x[1], x[2, 3] = -np.inf, lowest
+        (expected,) = onnxruntime_outputs(model, {"x": x})
+        for ours in (False, True):
+            (found,) = run(from_onnx(model), {"x": x}, ours)
+            np.testing.assert_allclose(found, expected, rtol=1e-5)
+        assert expected.shape == (() if not axes else (4,)) or keepdims
 
 
 _REFUSED = {

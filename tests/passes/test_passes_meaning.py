@@ -13,7 +13,7 @@ from small_models import TARGET
 from tvm import relax
 
 from rlflow_tvm.float_check import outputs
-from rlflow_tvm.passes.instance import instance_function
+from rlflow_tvm.passes.instance import Instance, instance_function
 from rlflow_tvm.passes.ops import OPERATORS
 from rlflow_tvm.passes.proof.domains import Shape, Tensor
 from rlflow_tvm.passes.proof.meaning import MEANINGS, meaning
@@ -132,6 +132,16 @@ def test_a_meaning_is_what_tvm_computes(name, results):
         for array, expected in zip(result, case.expected, strict=True):
             extent = max(float(np.abs(expected).max(initial=0.0)), 1e-3)
             assert np.abs(array - expected).max(initial=0.0) <= TOLERANCE * extent, case.sample
+
+
+@pytest.mark.parametrize("count_include_pad", [False, True])
+def test_a_window_that_ceil_mode_takes_beyond_the_padding_counts_none_from_there(count_include_pad):
+    k = {"pool_size": [3, 3], "strides": [2, 2], "dilation": [1, 1], "padding": [1, 1, 1, 1], "ceil_mode": True}
+    k |= {"count_include_pad": count_include_pad, "layout": "NCHW", "out_layout": "NCHW"}
+    x = np.random.default_rng(0).standard_normal((1, 2, 14, 14)).astype(FLOAT)
+    function = instance_function(rule_of("avg_pool2d"), Instance({"x": x.shape}, {"k": k}))
+    ((found,),) = outputs([function], [[x]], TARGET)
+    np.testing.assert_allclose(found, meaning("avg_pool2d", Floats(), [(x,)], k)[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", MEANINGS)

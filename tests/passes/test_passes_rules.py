@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from itertools import islice
 
@@ -51,8 +52,19 @@ def test_rule_fires_on_its_samples(name):
             assert state.matches.explain(rule, state.graph.nodes[site.roots[0]]) == ""
 
 
-def test_compiling_sees_a_wrong_rule():
-    wrong = RewriteRule("wrong", "none", "subtract(x, y) => subtract(y, x)", when=("shape(x) == shape(y)",))
+@pytest.mark.parametrize(
+    "equation",
+    [
+        "subtract(x, y) => subtract(y, x)",
+        "sqrt(multiply(x, x)) => x",
+        "divide(x, sqrt(multiply(y, y))) => divide(x, y)",
+        "divide(abs(x), sqrt(y)) => divide(x, sqrt(y))",
+        "divide(x, abs(y)) => divide(x, y)",
+    ],
+)
+def test_compiling_sees_a_wrong_rule(equation: str):
+    condition = ("shape(x) == shape(y)",) if "y)" in equation else ()
+    wrong = RewriteRule("wrong", "none", equation, when=condition)
     with pytest.raises(RewriteError, match="wrong: differs"):
         float_check([wrong], TARGET)
 
@@ -65,6 +77,16 @@ def test_rules_are_compiled_in_place_where_nothing_can_be_linked(monkeypatch):
     linked = float_check(rules, TARGET)
     monkeypatch.setattr("rlflow_tvm.float_check.link_library", no_compiler)
     assert float_check(rules, TARGET).keys() == linked.keys()
+
+
+def test_outputs_of_another_shape_or_type_are_a_difference(monkeypatch):
+    for other in (np.zeros((3, 1), "float32"), np.zeros(3, "float16")):
+        found = itertools.cycle([[np.zeros(3, "float32")], [other]])
+        monkeypatch.setattr(
+            "rlflow_tvm.float_check.outputs", lambda functions, *_, f=found: [next(f) for _ in functions]
+        )
+        with pytest.raises(RewriteError, match="relu_idempotent: differs by inf"):
+            float_check([BY_NAME["relu_idempotent"]], TARGET)
 
 
 @pytest.mark.parametrize("number", [0, 1])

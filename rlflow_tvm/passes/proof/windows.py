@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlflow_tvm.passes.ops import has_empty_window
-from rlflow_tvm.passes.proof.domains import Domain, Plane, Shape, Tensor, Unfit, each, shape_of
+from rlflow_tvm.passes.proof.domains import Domain, Plane, Tensor, Unfit, each, shape_of
 
 _BLOCKED = re.compile(r"(NCHW|OIHW)(\d+)[co]")
 _ROOM = 1 << 20
@@ -93,32 +93,35 @@ def conv2d(domain: Domain, operands: list[Tensor], k: Mapping[str, Any]) -> Tens
     return _laid_out(each(lambda plane: plane.reshape(batch, outputs, high, wide), y), k["out_layout"])
 
 
-Reduced = Callable[[Tensor, Shape], Tensor]
-"""A pool's window, (N, C, rows, columns) without padding, and the extents of the whole one -> (N, C)."""
+Reduced = Callable[[Tensor, int], Tensor]
+"""A pool's window, (N, C, rows, columns) without padding, and how many elements it has with it -> (N, C)."""
 
 
 def _pool(domain: Domain, x: Tensor, k: Mapping[str, Any], reduced: Reduced) -> Tensor:
     plain = _plain(x, k["layout"])
     _, _, height, width = shape_of(plain)
     top, left, bottom, right = k["padding"]
-    places = []
+    places: list[list[list[int]]] = []
+    counts: list[list[int]] = []
     for extent, kernel, stride, dilation, before, after in zip(
         (height, width), k["pool_size"], k["strides"], k["dilation"], (top, left), (bottom, right), strict=True
     ):
         count = _steps(extent, kernel, stride, dilation, before, after, k["ceil_mode"])
         if has_empty_window(extent, count, kernel, stride, dilation, (before, after)):
             raise Unfit("a window lies in the padding")
-        inside = [[s for i in range(kernel) if 0 <= (s := n * stride - before + i * dilation) < extent]
-                  for n in range(count)]  # fmt: skip
-        places.append(inside)
-    return _laid_out(_gathered(plain, places[0], places[1], lambda window: reduced(window, k["pool_size"])),
-                     k["out_layout"])  # fmt: skip
+        windows = [[n * stride - before + i * dilation for i in range(kernel)] for n in range(count)]
+        places.append([[s for s in window if 0 <= s < extent] for window in windows])
+        counts.append([sum(s < extent + after for s in window) for window in windows])  # ceil_mode reaches beyond
+    sizes = iter([rows * columns for rows, columns in product(*counts)])
+    return _laid_out(
+        _gathered(plain, places[0], places[1], lambda window: reduced(window, next(sizes))), k["out_layout"]
+    )
 
 
 def _gathered(
     x: Tensor, rows: list[list[int]], columns: list[list[int]], reduced: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """(N, C, len(rows), len(columns)): `reduced` of the window at each of rows and columns."""
+    """(N, C, len(rows), len(columns)): `reduced` of the window at each of rows and columns, in order."""
 
     def window(i: list[int], j: list[int]) -> Tensor:
         return each(lambda plane: plane[:, :, i][:, :, :, j], x)
@@ -133,9 +136,9 @@ def _mean(domain: Domain, window: Tensor, count: int) -> Tensor:
 
 
 def avg_pool2d(domain: Domain, operands: list[Tensor], k: Mapping[str, Any]) -> Tensor:
-    def reduced(window: Tensor, size: Shape) -> Tensor:
+    def reduced(window: Tensor, size: int) -> Tensor:
         *_, rows, columns = shape_of(window)
-        return _mean(domain, window, size[0] * size[1] if k["count_include_pad"] else rows * columns)
+        return _mean(domain, window, size if k["count_include_pad"] else rows * columns)
 
     return _pool(domain, operands[0], k, reduced)
 
