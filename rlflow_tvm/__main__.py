@@ -31,7 +31,9 @@ def main() -> None:
             print(f"  {command:10}{told}")
         print("\n--help behind a command tells its options; --version, of the package, which version this is.")
     elif name in COMMANDS:
-        sys.argv = [f"rlflow-tvm {name}", *sys.argv[2:]]
+        # what usage lines begin with: behind "python -m rlflow_tvm." where this was run as a module
+        as_module = sys.modules["__main__"].__package__
+        sys.argv = [name if as_module else f"rlflow-tvm {name}", *sys.argv[2:]]
         runpy.run_module(f"rlflow_tvm.{name}", run_name="__main__", alter_sys=False)
     else:
         print(f"error: there is no command {name!r}: there are {', '.join(COMMANDS)}", file=sys.stderr)

@@ -63,11 +63,12 @@ def test_it_holds_what_is_not_python(installed):
 def test_it_optimises_and_tells_of_it(installed, network, tmp_path):
     where = python(installed, tmp_path, "-c", "import rlflow_tvm; print(rlflow_tvm.__file__)")
     assert Path(where.strip()) == installed / "rlflow_tvm" / "__init__.py"
+    script = installed / "bin" / "rlflow-tvm"
     plan, figures, page = (tmp_path / name for name in ("plan.json", "figures.json", "page.html"))
     options = ["--search", "greedy", "--budget", "3", "--plan", str(plan), "--json", str(figures)]
     python(installed, tmp_path, "-m", "rlflow_tvm.optimize", str(network), *options)
     assert json.loads(figures.read_text())["env_steps"] == 3
     python(installed, tmp_path, "-m", "rlflow_tvm.report", str(network), "--plan", str(plan), "--out", str(page))
     assert "<html" in page.read_text()
-    assert (installed / "bin" / "rlflow-tvm").exists()
+    assert "Usage: rlflow-tvm rules list" in python(installed, tmp_path, str(script), "rules", "list", "--help")
     assert "matmul_associate" in python(installed, tmp_path, "-m", "rlflow_tvm", "rules", "list")

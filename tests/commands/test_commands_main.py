@@ -32,8 +32,8 @@ def test_the_version_is_told():
 def test_a_command_is_run_with_its_arguments():
     done = run("rules", "list", "--help")
     assert done.returncode == 0
-    assert "Usage: rlflow-tvm rules list" in done.stdout
-    assert "Usage: rlflow-tvm optimize [OPTIONS] MODEL" in run("optimize", "--help").stdout
+    assert "Usage: python -m rlflow_tvm.rules list" in done.stdout
+    assert "Usage: python -m rlflow_tvm.optimize [OPTIONS] {model}" in run("optimize", "--help").stdout
     wrong = run("optimize", "no.onnx")
     assert wrong.returncode == 1
     assert "error: no.onnx" in wrong.stderr
