@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import typer
 
 from rlflow_tvm import cli, train
 from rlflow_tvm.agents.candidate.config import PRESETS
@@ -97,6 +98,6 @@ def test_settings_may_be_written_as_numbers_are():
 def test_figures_may_be_written_into_the_folder_of_the_training(settings_of, tmp_path):
     out = tmp_path / "out"
     assert settings_of(json=out / "figures.json") == {}  # which the training will make
-    with pytest.raises(Exception, match="") as ended:
+    with pytest.raises(typer.Exit) as ended:
         train.main(out=out, json=tmp_path / "nowhere" / "figures.json")
-    assert getattr(ended.value, "exit_code", None) == UsageError.exit_code
+    assert ended.value.exit_code == UsageError.exit_code
