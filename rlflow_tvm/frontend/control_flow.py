@@ -53,7 +53,7 @@ def _iterations(graph: Graph, node: onnx.NodeProto) -> _Spliced | None:
     rows: list[list[str]] = [[] for _ in body.output[1 + len(state) :]]
     if (rows and not times) or (times and not _goes_on(graph, body)):
         return None
-    if times * len(body.node) > _MOST_NODES:
+    if times * max(len(body.node), 1) > _MOST_NODES:  # a body may hold none, and hand its state on
         raise FrontendError(
             f"{graph.label}: node {node.name!r} (Loop) is {times} times {len(body.node)} nodes: more than "
             f"{_MOST_NODES} are refused, export the model with a shorter loop"

@@ -146,6 +146,15 @@ def test_a_loop_that_would_fill_the_memory(make_model) -> None:
         from_onnx(make_model([loop], {"x": (3,)}, ["y", "all"], weights))
 
 
+def test_a_long_loop_without_nodes(make_model) -> None:
+    """It hands its state on; to do so for ever is refused too."""
+    body = _graph([], [("i", TensorProto.INT64), ("going", TensorProto.BOOL), "s"], [("going", TensorProto.BOOL), "s"])
+    loop = node("Loop", ["count", "begin", "x"], ["y"], body=body, name="loop")
+    weights = {"count": np.array(2**40), "begin": np.array(True)}
+    with pytest.raises(FrontendError, match=rf"\(Loop\) is {2**40} times 0 nodes: more than 10000 are refused"):
+        from_onnx(make_model([loop], {"x": (3,)}, ["y"], weights))
+
+
 def test_a_loop_that_data_end(make_model) -> None:
     ending = [node("ReduceMax", ["next"], ["most"], keepdims=0), node("Less", ["most", "one"], ["on"])]
     weights = {"count": np.array(3), "begin": np.array(True), "one": np.float32(1)}
