@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +17,8 @@ from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.ir import Detached, known_shape
 from rlflow_tvm.kernels import BY_SHAPE, Choices, pipeline
 from rlflow_tvm.passes import GraphState, RewriteAction
+
+log = logging.getLogger("rlflow_tvm")
 
 TOLERANCE = 1e-3
 """Largest difference allowed, as a share of the output's range: rewriting changes the order of float sums. Of integers
@@ -121,8 +123,8 @@ class Comparison:
     module's own are taken; where it is not finite (the root of a negative number), weights of the signs that the module
     has, then the module's own, and at last inputs without negative numbers, with either (the logarithm of a spectrum).
 
-    RewriteError if less than half of an output is finite with any of them; a warning where an output is of one value
-    with all of them.
+    RewriteError if less than half of an output is finite with any of them; the log is told where an output is of one
+    value with all of them.
     """
 
     def __init__(self, start: GraphState, target: tvm.target.Target, seed: int = 0) -> None:
@@ -148,10 +150,10 @@ class Comparison:
                 "makes it so"
             )
         if best[1] <= TOLERANCE:
-            warnings.warn(
-                f"the outputs can hardly be compared: all but {100 * best[1]:.2f} % of one of them is one value on "
-                "random inputs, with the model's own weights too: a wrong rewrite might not show",
-                stacklevel=2,
+            log.warning(
+                "the outputs can hardly be compared: all but %.2f %% of one of them is one value on random inputs, "
+                "with the model's own weights too: a wrong rewrite might not show",
+                100 * best[1],
             )
         self._inputs, self._weights, self._expected = chosen
 
