@@ -32,7 +32,7 @@ _CENTRE = "[0, 0, 0, 0, p[0], p[2], p[1], p[3]]"
 _ONES = "broadcast_to(1.0, shape=[dim(x, 1), 1])"
 
 
-def _scale(name: str, branch: str, groups: int | str, kernel: str, when: tuple[str, ...]) -> RewriteRule:
+def _into_conv(name: str, branch: str, groups: int | str, kernel: str, when: tuple[str, ...]) -> RewriteRule:
     """`kernel`: that of the branch, without the zeros around it."""
     how = f"padding=p, groups={groups}, **k"
     right, _, where = kernel.partition(" where ")
@@ -66,12 +66,12 @@ RULES = (
               "dim(w, 2) - dim(v, 2) == p[0] + p[2] - q[0] - q[2]",
               "dim(w, 3) - dim(v, 3) == p[1] + p[3] - q[1] - q[3]", *_LAYOUTS),
     ),
-    _scale("scale_into_branch", "multiply(x, s)", 1, _diagonal("reshape(s, shape=[dim(x, 1), 1])"),
+    _into_conv("scale_into_branch", "multiply(x, s)", 1, _diagonal("reshape(s, shape=[dim(x, 1), 1])"),
            (*_DENSE, *_SCALE)),
-    _scale("scale_into_depthwise_branch", "multiply(x, s)", "g", "reshape(s, shape=[dim(x, 1), 1, 1, 1])",
+    _into_conv("scale_into_depthwise_branch", "multiply(x, s)", "g", "reshape(s, shape=[dim(x, 1), 1, 1, 1])",
            (*_DEPTHWISE, *_SCALE)),
-    _scale("shortcut_into_branch", "x", 1, _diagonal(_ONES), _DENSE),
-    _scale("shortcut_into_depthwise_branch", "x", "g", "broadcast_to(1.0, shape=[dim(x, 1), 1, 1, 1])", _DEPTHWISE),
+    _into_conv("shortcut_into_branch", "x", 1, _diagonal(_ONES), _DENSE),
+    _into_conv("shortcut_into_depthwise_branch", "x", "g", "broadcast_to(1.0, shape=[dim(x, 1), 1, 1, 1])", _DEPTHWISE),
     RewriteRule(
         "biases_of_conv_branches", "branches",
         f"add(add({_CONV}, a), add({_OTHER}, b)) => add(add({_CONV}, {_OTHER}), add(a, b))",
