@@ -78,8 +78,8 @@ class CostModel:
         policy: PredictionPolicy = MEASURED,
         remote: RpcDevices | None = None,
     ) -> None:
-        self.target = target = as_target(target)
         self.timer = timer if timer is not None else KernelTimer(target, database, remote=remote)
+        self.target = target = as_target(target)
         self._owns_timer = timer is None
         self.on_progress: Callable[[int, int], None] | None = None
         """Told (done, total) of a graph's kernels while they are built or measured."""

@@ -13,7 +13,7 @@ import tvm
 from tvm.target import Target
 
 from rlflow_tvm.errors import CostError
-from rlflow_tvm.kernels.target import STATIC_SHARED_BYTES
+from rlflow_tvm.kernels.target import STATIC_SHARED_BYTES, as_target
 from rlflow_tvm.processors import usable_processors
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -98,15 +98,18 @@ def check_cuda_compiler() -> None:
         ) from error
 
 
-def check_remote(target: Target) -> None:
+def check_remote(target: Target | str | dict) -> None:
     """CostError where `target` does not say how many cores other machines have, as this one's number is not theirs, or
-    where there is nothing to compile its kernels with, which is done here."""
-    if not (target if target.kind.name == "llvm" else target.host).attrs.get("num-cores"):
+    where there is nothing to compile its kernels with, which is done here; UsageError where it is no target."""
+    known = as_target(target)
+    stated = target if isinstance(target, Target) else Target(target)
+    cpu = stated if stated.kind.name == "llvm" else stated.host or known.host
+    if not cpu.attrs.get("num-cores"):
         raise CostError(
             f'target {target} does not say how many cores the RPC machines have: give it "num-cores", '
             'as in {"kind": "llvm", "mcpu": "znver4", "num-cores": 8}'
         )
-    if target.kind.name == "cuda":
+    if known.kind.name == "cuda":
         check_cuda_compiler()
 
 

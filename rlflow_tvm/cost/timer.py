@@ -76,11 +76,11 @@ class KernelTimer:
         remote: RpcDevices | None = None,
         quiet: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
+        if remote is not None:
+            check_remote(target)  # as given: this machine's processors are not those of the others
         target = as_target(target)
         if remote is None:
             check_device(target)
-        else:
-            check_remote(target)
         self.target = target
         self.remote = remote
         self.target_key = target_key(target, remote.key if remote is not None else None)

@@ -217,9 +217,11 @@ def test_no_tracker(target):
             timer.measure(KERNELS[:1])
 
 
-def test_a_target_must_say_how_many_cores():
+@pytest.mark.parametrize("maker", [KernelTimer, CostModel])
+@pytest.mark.parametrize("target", [tvm.target.Target("llvm"), "llvm", {"kind": "llvm", "mcpu": "generic"}], ids=str)
+def test_a_target_must_say_how_many_cores(maker, target):
     with pytest.raises(CostError, match='"num-cores"'):
-        KernelTimer(tvm.target.Target("llvm"), remote=RpcDevices("localhost", 9190, "pair"))
+        maker(target, remote=RpcDevices("localhost", 9190, "pair"))
 
 
 def test_a_gpus_kernels_are_compiled_here(monkeypatch, tmp_path):
