@@ -65,6 +65,10 @@ PredictOption = Annotated[
     float,
     typer.Option(min=0.0, max=1.0, help="How much of a graph's time may be predicted, not measured, on the way."),
 ]
+RulesOption = Annotated[
+    Path | None,
+    typer.Option(help="Rules beside the catalogue: a file that `rlflow_tvm.rules verify --record` has proved."),
+]
 RpcKeyOption = Annotated[str | None, typer.Option("--rpc-key", help="The key of the machines to measure on.")]
 
 
@@ -163,6 +167,15 @@ def model_path(model: str) -> Path:
     from rlflow_tvm.frontend import zoo
 
     return zoo.path(model.removeprefix(ZOO_PREFIX)) if model.startswith(ZOO_PREFIX) else Path(model)
+
+
+def name_and_shapes(model: str, texts: list[str]) -> tuple[str, dict[str, tuple[int, ...]]]:
+    """MODEL without the shapes of inputs behind it (`model.onnx@image=1,3,224,224`), and those, which stand before what
+    `texts` say (see `parse_shapes`)."""
+    from rlflow_tvm.frontend import split_shapes
+
+    name, own = split_shapes(model)
+    return name, parse_shapes(texts) | own
 
 
 def check_writable(*paths: Path | None, inputs: Iterable[Path | None] = ()) -> None:

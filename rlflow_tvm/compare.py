@@ -13,11 +13,13 @@ from rich.console import Console
 from rlflow_tvm import cli
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import tvm
 
     from rlflow_tvm.comparison_methods import Method
     from rlflow_tvm.cost import CostModel
-    from rlflow_tvm.passes import GraphState, Plan
+    from rlflow_tvm.passes import GraphState, Plan, RewriteRule
 
 AGAINST = ("tvm-default", "onnxruntime", "onnxruntime-export", "torch")
 """As in `rlflow_tvm.comparison`, which takes seconds to import."""
@@ -32,7 +34,7 @@ LISTS: dict[str, cli.Recognise] = {
 
 @cli.reports_errors
 def main(
-    model: Annotated[str, typer.Argument(help="An ONNX file, or zoo:NAME for an evaluation model.")],
+    model: Annotated[str, typer.Argument(help="An ONNX file, maybe with @NAME=1,3,224,224 behind, or zoo:NAME.")],
     against: Annotated[
         list[str] | None,
         typer.Option(
@@ -55,6 +57,7 @@ def main(
     rpc_key: cli.RpcKeyOption = None,
     shape: Annotated[list[str] | None, typer.Option(help="NAME=1,3,224,224 for a model with dynamic shapes.")] = None,
     budget: cli.BudgetOption = None,
+    rules: cli.RulesOption = None,
     rounds: Annotated[
         int, typer.Option(min=1, help="Interleaved rounds; 95 % intervals of ratios need at least 6.")
     ] = 10,
@@ -74,24 +77,29 @@ def main(
 
     --budget and --seed are those of each search and agent.
     """
-    cli.check_writable(json, markdown, inputs=[Path(model), *(plan or []), *(agent or [])])
-    tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
+    name, shapes = cli.name_and_shapes(model, shape or [])
+    cli.check_writable(json, markdown, inputs=[Path(name), *(plan or []), *(agent or []), rules])
+    tvm_target, remote = cli.parse_target(target), cli.parse_rpc(rpc, rpc_key)
     from rlflow_tvm import comparison, comparison_tables
     from rlflow_tvm.comparison_methods import methods
     from rlflow_tvm.cost import CostModel, KernelDatabase, cpu_model, default_path
     from rlflow_tvm.exporting import check_original
     from rlflow_tvm.frontend import from_onnx, to_onnx
     from rlflow_tvm.kernels import num_cores, vector_lanes
+    from rlflow_tvm.passes import own_rules
     from rlflow_tvm.search import Budget
+    from rlflow_tvm.superoptimize import check_agent_rules
 
     names = list(against if against is not None else comparison.BY_DEFAULT)
     zoo_name = model.removeprefix(cli.ZOO_PREFIX) if model.startswith(cli.ZOO_PREFIX) else None
     comparison.check(names, tvm_target, zoo_name)
+    own = own_rules(rules or ())
+    check_agent_rules(agent, rules)
     spend = None if budget is None else Budget.parse(budget)
     ways = methods(plan or [], agent or [], search or [], seed, spend)
     if plans is not None:
         cli.check_folder(plans, *(way.plan_name for way in ways if way.plan_name is not None), inputs=plan or [])
-    file = cli.model_path(model)
+    file = cli.model_path(name)
     mod = from_onnx(file, shapes)
     if comparison.ONNXRUNTIME_EXPORT in names:
         to_onnx(mod)  # what cannot be exported is told now, not after the searches
@@ -99,7 +107,7 @@ def main(
         check_original(mod, file, seed)
     plain = comparison.unsearched(mod, vector_lanes(tvm_target))  # which may fail too
     with KernelDatabase(default_path()) as database, CostModel(tvm_target, database, remote=remote) as cost_model:
-        states = {way.label: _found(way, mod, cost_model, plans) for way in ways}
+        states = {way.label: _found(way, mod, cost_model, own, plans) for way in ways}
         cost_model.on_progress = None
         with cli.progress_bar("comparing") as bar:
             result = comparison.compare(
@@ -126,7 +134,9 @@ def main(
     result.check()
 
 
-def _found(way: Method, mod: tvm.IRModule, cost_model: CostModel, plans: Path | None) -> GraphState:
+def _found(
+    way: Method, mod: tvm.IRModule, cost_model: CostModel, rules: Sequence[RewriteRule], plans: Path | None
+) -> GraphState:
     """What it makes of the model; its plan is written at once, for what comes behind may fail or be ended: into
     `plans`, or else beside the database."""
     from rlflow_tvm.superoptimize import keep_plan, unchecked_kept
@@ -141,7 +151,9 @@ def _found(way: Method, mod: tvm.IRModule, cost_model: CostModel, plans: Path | 
 
     with cli.progress_bar(way.described) as bar, unchecked_kept(write) as on_plan:
         cost_model.on_progress = cli.kernels_told(bar)
-        state = way.find(mod, cost_model, lambda done, total, best: bar(done, total, cli.milliseconds(best)), on_plan)
+        state = way.find(
+            mod, cost_model, rules, lambda done, total, best: bar(done, total, cli.milliseconds(best)), on_plan
+        )
     if (path := write(state.plan)) is not None:
         print(f"plan {'kept in' if plans is None else 'written to'} {path}")
     return state

@@ -11,7 +11,8 @@ import tvm
 
 from rlflow_tvm.cost import CostModel
 from rlflow_tvm.errors import UsageError
-from rlflow_tvm.passes import GraphState, Plan
+from rlflow_tvm.kernels import vector_lanes
+from rlflow_tvm.passes import GraphState, Plan, RewriteRule, default_rules
 from rlflow_tvm.replay import replay
 from rlflow_tvm.search import DEFAULT_SEARCH, Budget, Progress, Search, make_search
 from rlflow_tvm.superoptimize import agent_search, optimize
@@ -31,14 +32,16 @@ class Method:
         self,
         mod: tvm.IRModule,
         cost_model: CostModel,
+        rules: Sequence[RewriteRule] = (),
         progress: Progress | None = None,
         on_plan: Callable[[Plan], None] | None = None,
     ) -> GraphState:
-        """What it makes of `mod`; Ctrl-C ends a search with the best so far. `on_plan`, and errors: of `optimize`, or
-        of `replay`."""
+        """What it makes of `mod`, by the catalogue and `rules`; Ctrl-C ends a search with the best so far. `on_plan`,
+        and errors: of `optimize`, or of `replay`."""
         if isinstance(self.source, Plan):
-            return replay(mod, self.source)
-        return optimize(mod, self.source, cost_model, progress=progress, interruptible=True, on_plan=on_plan).state
+            return replay(mod, self.source, rules)
+        ruleset = default_rules(vector_lanes(cost_model.target), rules)
+        return optimize(mod, self.source, cost_model, ruleset, progress, interruptible=True, on_plan=on_plan).state
 
 
 def methods(

@@ -24,7 +24,7 @@ log = logging.getLogger("rlflow_tvm")
 
 @cli.reports_errors
 def main(
-    model: Annotated[str, typer.Argument(help="An ONNX file, or zoo:NAME for an evaluation model.")],
+    model: Annotated[str, typer.Argument(help="An ONNX file, maybe with @NAME=1,3,224,224 behind, or zoo:NAME.")],
     search: Annotated[str, typer.Option(help=cli.SEARCH_HELP)] = cli.DEFAULT_SEARCH,
     agent: Annotated[Path | None, typer.Option(help="A trained agent's checkpoint, used in place of --search.")] = None,
     plan: Annotated[
@@ -44,13 +44,15 @@ def main(
         typer.Option(min=0, help="Then try so many MetaSchedule schedules (16 or more) for the heaviest kernels."),
     ] = 0,
     budget: cli.BudgetOption = None,
+    rules: cli.RulesOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
 ) -> None:
     """Find substitutions that make MODEL faster, check that its outputs stay the same, and save them as a plan
     or the whole as an ONNX model or a compiled library."""
-    cli.check_writable(plan, onnx, library, json, inputs=[Path(model), agent])
-    tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)
+    name, shapes = cli.name_and_shapes(model, shape or [])
+    cli.check_writable(plan, onnx, library, json, inputs=[Path(name), agent, rules])
+    tvm_target, remote = cli.parse_target(target), cli.parse_rpc(rpc, rpc_key)
     from rlflow_tvm.cost import (
         LEAST_TRIALS,
         CostModel,
@@ -63,16 +65,27 @@ def main(
     from rlflow_tvm.errors import UsageError
     from rlflow_tvm.exporting import check_original, export, save_library
     from rlflow_tvm.frontend import from_onnx, to_onnx
+    from rlflow_tvm.kernels import vector_lanes
+    from rlflow_tvm.passes import default_rules
     from rlflow_tvm.replay import compile
     from rlflow_tvm.search import Budget, make_search
-    from rlflow_tvm.superoptimize import agent_search, keep_if_not_slower, keep_plan, optimize, unchecked_kept
+    from rlflow_tvm.superoptimize import (
+        agent_search,
+        check_agent_rules,
+        keep_if_not_slower,
+        keep_plan,
+        optimize,
+        unchecked_kept,
+    )
 
     if 0 < tune < LEAST_TRIALS:
         raise UsageError(f"--tune {tune}: give at least {LEAST_TRIALS}, or 0 for none")
+    ruleset = default_rules(vector_lanes(tvm_target), rules or ())
+    check_agent_rules(agent, rules)
     policy = PredictionPolicy(share=predict)
     spend = None if budget is None else Budget.parse(budget)
     method = make_search(search, seed, spend) if agent is None else agent_search(agent, seed, spend)
-    file = cli.model_path(model)
+    file = cli.model_path(name)
     mod = from_onnx(file, shapes)
     # what cannot be exported, linked or compared is told now, not after the search
     if onnx is not None:
@@ -93,6 +106,7 @@ def main(
                 mod,
                 method,
                 cost_model,
+                ruleset,
                 progress=lambda done, total, best: bar(done, total, cli.milliseconds(best)),
                 interruptible=True,
                 on_plan=on_plan,

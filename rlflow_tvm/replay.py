@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import tvm
 
 from rlflow_tvm.errors import CostError
 from rlflow_tvm.kernels import Choices, as_target, pipeline, vector_lanes
-from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RuleSet
+from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RewriteRule, RuleSet, own_rules
 
 log = logging.getLogger("rlflow_tvm")
 
@@ -20,12 +21,14 @@ class ApplyPlan:
     """Repeat the rewrites of a plan: deterministic, without measuring, torch or dgl.
 
     The log is told where the plan is for processors with other vectors than the target has that TVM is compiling for:
-    outputs are the same, but layouts are blocked for those. PlanError at construction if the file is unusable, in the
-    pass if the plan is for another module.
+    outputs are the same, but layouts are blocked for those. `rules`: those beside the catalogue that the plan was found
+    with, or their file. PlanError at construction if the file is unusable, in the pass if the plan is for another
+    module; RewriteError if `rules` are no file of proved ones.
     """
 
-    def __init__(self, plan: Plan | str | Path) -> None:
+    def __init__(self, plan: Plan | str | Path, rules: str | Path | Iterable[RewriteRule] = ()) -> None:
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+        self.rules = own_rules(rules)
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         target = tvm.target.Target.current(allow_none=True)
@@ -36,12 +39,12 @@ class ApplyPlan:
                 self.plan.lanes,
                 lanes,
             )
-        return replay(mod, self.plan).bound()
+        return replay(mod, self.plan, self.rules).bound()
 
 
-def replay(mod: tvm.IRModule, plan: Plan) -> GraphState:
-    """The state after `plan`; PlanError if it is not for `mod`."""
-    return GraphState.from_module(mod, RuleSet(CATALOGUE, plan.lanes)).replay(plan)
+def replay(mod: tvm.IRModule, plan: Plan, rules: Iterable[RewriteRule] = ()) -> GraphState:
+    """The state after `plan`, of the catalogue's rules and of `rules`; PlanError if it is not for `mod`."""
+    return GraphState.from_module(mod, RuleSet((*CATALOGUE, *rules), plan.lanes)).replay(plan)
 
 
 def compile(

@@ -49,6 +49,7 @@ def main(
     ] = None,
     rpc: cli.RpcOption = None,
     rpc_key: cli.RpcKeyOption = None,
+    rules: cli.RulesOption = None,
     shape: Annotated[list[str] | None, typer.Option(help="NAME=1,3,224,224 for a model with dynamic shapes.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write what the report tells to this JSON file.")] = None,
 ) -> None:
@@ -62,7 +63,7 @@ def main(
         raise UsageError(f"--format {format}: there are html and png")
     given = _given(source, plan, model)
     place = out or (given.folder / ("report.html" if format == "html" else "plots"))
-    cli.check_writable(json, place if format == "html" else None, inputs=given.read)
+    cli.check_writable(json, place if format == "html" else None, inputs=[*given.read, rules])
     if format == "png":
         cli.check_folder(place, "cost.png")
     remote = cli.parse_rpc(rpc, rpc_key)
@@ -74,7 +75,7 @@ def main(
     tvm_target = cli.parse_target(target or given.target)
     from rlflow_tvm.cost import CostModel, KernelDatabase, default_path
     from rlflow_tvm.frontend import import_models, input_names
-    from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RuleSet
+    from rlflow_tvm.passes import GraphState, Plan, default_rules
     from rlflow_tvm.reporting import contents, outline, page, plots, price_along, require_matplotlib
 
     if format == "png":
@@ -85,7 +86,7 @@ def main(
     inputs = input_names(given.file)  # other models of the training have others
     shapes = {name: shape for name, shape in given.shapes.items() if name in inputs} | cli.parse_shapes(shape or [])
     mod = import_models({given.name: given.file}, shapes)[given.name]
-    start = GraphState.from_module(mod, RuleSet(CATALOGUE, rewrites.lanes))
+    start = GraphState.from_module(mod, default_rules(rewrites.lanes, rules or ()))
     with (
         KernelDatabase(default_path()) as database,
         CostModel(tvm_target, database, remote=remote) as cost_model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,17 +20,19 @@ from rlflow_tvm.cost import (
     KernelDatabase,
     PredictionPolicy,
     Ratio,
+    RpcDevices,
+    check_remote,
     default_path,
     export_library,
     measure_interleaved,
     scratch_folder,
 )
 from rlflow_tvm.envs import ENVIRONMENTS, RewriteProblem
-from rlflow_tvm.errors import AgentError, CostError, PlanError, RewriteError, RlflowError
+from rlflow_tvm.errors import AgentError, CostError, PlanError, RewriteError, RlflowError, UsageError
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.ir import main_of
 from rlflow_tvm.kernels import as_target, current_target, extract_kernels, num_cores, pipeline, vector_lanes
-from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RuleSet
+from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RewriteRule, RuleSet, default_rules, own_rules
 from rlflow_tvm.search import DEFAULT_SEARCH, Budget, Progress, Search, SearchResult, check_seed, make_search
 from rlflow_tvm.verify import check_state, with_weights
 
@@ -201,6 +203,12 @@ def _stopped_by_ctrl_c(problem: RewriteProblem) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def check_agent_rules(agent: object, rules: object) -> None:
+    """UsageError where both are given: an agent knows nothing of rules beside the catalogue."""
+    if agent and rules:
+        raise UsageError("agents know the rules of the catalogue alone: give no rules with an agent, or use a search")
+
+
 def agent_search(path: str | Path, seed: int = 0, budget: Budget | None = None) -> Search:
     """The search that a trained agent's checkpoint makes, until the budget is spent or else for a few episodes;
     AgentError if the file is unusable. Needs `[agents]`."""
@@ -255,6 +263,10 @@ class Superoptimize:
         predict: how much of a graph's time the search may predict rather than measure, 0 to 1.
         budget: what the search may spend: moves tried ("20000") or a time ("90s", "5m"); by default each search's own.
         progress: told of how far the search is.
+        rules: of your own, beside the catalogue, or the file that they are proved in (`rlflow_tvm.passes.own_rules`); a
+            plan with them is repeated by `ApplyPlan(plan, rules)`. Agents know the catalogue alone: UsageError.
+        remote: measure on these machines, which `target` describes (CostError where it does not say how many cores they
+            have); the module found is then not run here.
 
     `result` is what the last search found, with the plan that `ApplyPlan` repeats; None before the first, and where one
     ended in an error. `gain` is what that gained in a whole module's time (`keep_if_not_slower`): beyond doubt below 1
@@ -273,7 +285,14 @@ class Superoptimize:
         predict: float = 0.0,
         budget: str | None = None,
         progress: Progress | None = None,
+        rules: str | Path | Iterable[RewriteRule] = (),
+        remote: RpcDevices | None = None,
     ) -> None:
+        self.rules = own_rules(rules)
+        check_agent_rules(agent, self.rules)
+        if remote is not None:
+            check_remote("llvm" if target is None else target)
+        self.remote = remote
         self.target = None if target is None else as_target(target)
         self.policy = PredictionPolicy(share=predict)
         spend = None if budget is None else Budget.parse(budget)
@@ -283,15 +302,16 @@ class Superoptimize:
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         self.result = self.gain = None
         target = self.target or current_target()
+        rules = default_rules(vector_lanes(target), self.rules)
         with (
             KernelDatabase(default_path()) as database,
-            CostModel(target, database, policy=self.policy) as cost_model,
+            CostModel(target, database, policy=self.policy, remote=self.remote) as cost_model,
         ):
             if not _computes(mod, target):
-                self.result = _nothing_to_do(mod, target)
+                self.result = _nothing_to_do(mod, rules)
                 return mod
             with unchecked_kept(keep_plan) as on_plan:
-                found = optimize(mod, self.search, cost_model, progress=self.progress, on_plan=on_plan)
+                found = optimize(mod, self.search, cost_model, rules, self.progress, on_plan=on_plan)
             if len(found.plan):
                 keep_plan(found.plan)
             self.result, self.gain = keep_if_not_slower(found, cost_model)
@@ -304,10 +324,10 @@ def _computes(mod: tvm.IRModule, target: tvm.target.Target) -> bool:
     return not (isinstance(body, relax.SeqExpr) and not body.blocks) and bool(extract_kernels(mod, target))
 
 
-def _nothing_to_do(mod: tvm.IRModule, target: tvm.target.Target) -> SearchResult | None:
+def _nothing_to_do(mod: tvm.IRModule, rules: RuleSet) -> SearchResult | None:
     """What a search finds where nothing takes time; None where `main` is no graph that a plan could be for."""
     try:
-        state = GraphState.from_module(mod, RuleSet(CATALOGUE, vector_lanes(target)))
+        state = GraphState.from_module(mod, rules)
     except RlflowError:
         return None
     return SearchResult(state, 0.0, 0.0, 0, 0, 0, 0.0, ((0, 0.0),))

@@ -9,7 +9,7 @@ from rlflow_tvm.cost.end_to_end import EndToEnd, Runners, measure_interleaved, m
 from rlflow_tvm.cost.estimator import MEASURED, PredictionPolicy
 from rlflow_tvm.cost.graph_cost import CostModel, GraphCost, graph_cost
 from rlflow_tvm.cost.learned import LEAST_SAMPLES, LearnedCost, Prediction, Sample
-from rlflow_tvm.cost.machine import cpu_model, target_key
+from rlflow_tvm.cost.machine import check_remote, cpu_model, target_key
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.metrics import kernel_bytes, kernel_flops
 from rlflow_tvm.cost.quiet import QuietMachine
@@ -50,6 +50,7 @@ __all__ = [
     "cpu_model",
     "default_path",
     "check_linker",
+    "check_remote",
     "export_library",
     "export_peak",
     "graph_cost",

@@ -122,7 +122,7 @@ class GraphState:
         """The match that `action` means; RewriteError if the rule does not match there."""
         sites = self._by_site.get(action.rule)
         if sites is None:
-            raise RewriteError(f"action {action}: no rule of that name in this rule set")
+            raise RewriteError(f"action {action}: no rule of that name here (one of your own? give their file)")
         if action.site not in sites:
             raise RewriteError(f"action {action}: the rule does not match there (it has {len(sites)} sites)")
         return sites[action.site]

@@ -16,8 +16,9 @@ from pathlib import Path
 import onnx
 import pytest
 import tvm
+import typer
 
-from rlflow_tvm import ApplyPlan, from_onnx, to_onnx
+from rlflow_tvm import ApplyPlan, compare, from_onnx, optimize, to_onnx
 from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs
 from rlflow_tvm.passes import Plan
 from rlflow_tvm.verify import range_error, run_executable
@@ -61,6 +62,25 @@ def test_the_optimised_model_as_onnx_and_as_a_library(run, network, tmp_path):
     inputs = random_inputs(replayed, 1)
     found = run_executable(tvm.runtime.load_module(str(library)), list(inputs.values()))
     assert range_error(found, onnxruntime_outputs(original, inputs)) < 1e-4
+
+
+def test_shapes_may_stand_behind_the_file(tmp_path, capsys):
+    """Before those of --shape, in `optimize` and in `compare`."""
+    path, figures = tmp_path / "relus.onnx", tmp_path / "figures.json"
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 4]) for name in "xy")
+    nodes = [onnx.helper.make_node("Relu", [a], [b]) for a, b in ("xa", "ay")]
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [x], [y]), ir_version=8), path)
+    plan = tmp_path / "plan.json"
+    optimize.main(f"{path}@x=3,4", search="greedy", plan=plan, shape=["x=5,4"], json=figures)
+    assert json.loads(figures.read_text())["model"] == f"{path}@x=3,4"
+    relus = from_onnx(path, {"x": (3, 4)})
+    ApplyPlan(plan)(relus)  # refuses any other module
+    compare.main(f"{path}@x=3,4", against=["tvm-default"], plan=[plan], rounds=1)
+    capsys.readouterr()
+    for command in (optimize.main, compare.main):
+        with pytest.raises(typer.Exit):
+            command(f"{path}@x=3,4x")
+        assert "NAME=EXTENT,EXTENT,... is expected" in capsys.readouterr().err
 
 
 def test_what_cannot_be_written_as_onnx_is_told_before_the_search(run, network, tmp_path):
