@@ -189,12 +189,15 @@ class Template:
 
         `operands`: what `params` stand for, where that is not the variables alone.
         """
-        operands = node.inputs if operands is None else operands
+        return self.binding(node.var, node.inputs if operands is None else operands)
+
+    def binding(self, result: relax.Var, operands: Sequence[relax.Expr]) -> list[Node]:
+        """The nodes that compute the value of `operands`; the last binds `result`, the others are named after it."""
         values: dict[relax.Var, relax.Expr] = dict(zip(self.params, operands, strict=True))
         nodes: list[Node] = []
         for i, binding in enumerate(self.bindings):
             last, var = i == len(self.bindings) - 1, binding.var
-            values[var] = node.var if last else relax.DataflowVar(f"{node.var.name}_{var.name}", var.ty)
+            values[var] = result if last else relax.DataflowVar(f"{result.name}_{var.name}", var.ty)
             nodes.append(bound(values[var], substitute(binding.value, values), var.ty))
         return nodes
 

@@ -13,6 +13,7 @@ from rlflow_tvm.dataflow import Dataflow, Node
 from rlflow_tvm.ir import detach
 from rlflow_tvm.rows import RowLifter
 from rlflow_tvm.transposed import TransposedConvolutions
+from rlflow_tvm.volumes import VolumeLifter
 
 from .check import check_lowered
 from .choice import Chooser, heuristic_choice
@@ -84,7 +85,7 @@ class Lowering:
 
     def __init__(self, target: Target, choose: Chooser = heuristic_choice) -> None:
         self.target = target
-        self._lift = RowLifter()
+        self._rows, self._volumes = RowLifter(), VolumeLifter()
         self._plain = TransposedConvolutions()
         self._legalize = Legalizer(target, choose)
         self._split = WeightSplitter()
@@ -119,7 +120,8 @@ class Lowering:
 
     def _divide(self, mod: tvm.IRModule | Dataflow) -> tuple[Split, dict[str, tirx.PrimFunc]]:
         """Of a module in the working form."""
-        flow = self._plain(self._lift(mod if isinstance(mod, Dataflow) else Dataflow.from_module(mod)))
+        flow = mod if isinstance(mod, Dataflow) else Dataflow.from_module(mod)
+        flow = self._plain(self._rows(self._volumes(flow)))
         if self.target.kind.name == "cuda":
             flow = Dataflow.from_module(channels_last(flow.module))
         legal, prim_funcs = self._legalize(flow)
