@@ -1,5 +1,5 @@
-"""`auto_pad` of convolutions and pools written out as numbers, which static shapes allow, and `ceil_mode` of the pools
-that ONNX's shape inference or TVM gets wrong."""
+"""`auto_pad` of convolutions and pools, and `output_shape` of transposed ones, written out as numbers, which static
+shapes allow, and `ceil_mode` of the pools that ONNX's shape inference or TVM gets wrong."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ _CEIL_OPSET = 22
 def resolve_padding(graph: Graph) -> None:
     """Replace `auto_pad` by `pads` (needs `graph.types`), by the formula of ONNX's MaxPool:
     total = (ceil(extent / stride) - 1) * stride + (kernel - 1) * dilation + 1 - extent, the odd one at the end for
-    SAME_UPPER and at the beginning for SAME_LOWER. TVM and ONNX Runtime (1.32) leave the dilation of pools out."""
+    SAME_UPPER and at the beginning for SAME_LOWER. TVM and ONNX Runtime (1.32) leave the dilation of pools out. Of
+    transposed convolutions by that of ONNX's ConvTranspose."""
     for node in graph.model.graph.node:
+        if node.op_type == "ConvTranspose" and not node.domain:
+            _resolve_transposed(graph, node)
+            continue
         attrs = attributes(node)
         mode = attrs.get("auto_pad", b"NOTSET")
         shape = graph.shape(node.input[0]) if node.input else None
@@ -38,6 +42,34 @@ def resolve_padding(graph: Graph) -> None:
             begin.append(more if mode == b"SAME_LOWER" else less)
             end.append(less if mode == b"SAME_LOWER" else more)
         _replace(node, ("auto_pad", "pads"), pads=[*begin, *end])
+
+
+def _resolve_transposed(graph: Graph, node: onnx.NodeProto) -> None:
+    """What is too much of stride * (extent - 1) + output_padding + (kernel - 1) * dilation + 1 is padding, what is
+    missing more output padding. The odd one is at the end for SAME_UPPER, else at the beginning; without
+    `output_shape` SAME means stride * extent."""
+    attrs = attributes(node)
+    mode, wanted = attrs.get("auto_pad", b"NOTSET"), attrs.get("output_shape")
+    shape, weight = graph.shape(node.input[0]), graph.shape(node.input[1])
+    if shape is None or weight is None or (mode == b"NOTSET" and wanted is None):
+        return
+    rank = len(shape) - 2
+    ones = [1] * rank
+    strides, dilations = attrs.get("strides", ones), attrs.get("dilations", ones)
+    if mode == b"VALID" and wanted is None:
+        return _replace(node, ("auto_pad", "pads"), pads=[0] * 2 * rank)
+    sizes = [extent * stride for extent, stride in zip(shape[2:], strides, strict=True)] if wanted is None else wanted
+    begin, end, behind = [], [], []
+    for extent, size, kernel, stride, dilation, beyond in zip(
+        shape[2:], sizes[-rank:], weight[2:], strides, dilations, attrs.get("output_padding", [0] * rank), strict=True
+    ):
+        total = stride * (extent - 1) + beyond + (kernel - 1) * dilation + 1 - size
+        less, more = max(total, 0) // 2, max(total, 0) - max(total, 0) // 2
+        begin.append(less if mode == b"SAME_UPPER" else more)
+        end.append(more if mode == b"SAME_UPPER" else less)
+        behind.append(beyond + max(-total, 0))
+    names = "auto_pad", "output_shape", "pads", "output_padding"
+    return _replace(node, names, pads=[*begin, *end], output_padding=behind)
 
 
 def resolve_ceil_mode(graph: Graph) -> bool:
