@@ -10,7 +10,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
 from ..loops import extent
-from ..target import num_cores, vector_lanes
+from ..target import vector_lanes
 from .conv_compute import CONV_ATTR, DEPTHWISE_ATTR, PAD_ATTR, UNEVEN_ATTR
 from .conv_loops import (
     FEW_PRODUCTS,
@@ -23,7 +23,7 @@ from .conv_loops import (
     schedule_pad,
     steps,
 )
-from .conv_tile import accumulator_registers, choose_tile
+from .conv_tile import choose_tile
 from .pool_window import schedule_window
 
 # Writing a plain image out of registers takes a statement for each element of the tile, and LLVM a third of a second
@@ -83,9 +83,8 @@ def schedule_tile(sch: s_tir.Schedule, conv: SBlockRV, out: SBlockRV, target: Ta
         width,
         vectors,
         registers_each=-(-vector // lanes) * max(1, block // vector),
-        budget=accumulator_registers(target),
+        target=target,
         rows=math.prod([images, packed // vectors, *rows]),
-        cores=num_cores(target),
         chunked=not rows,
     )
     channel, channel_inner = sch.split(channel, [None, max(1, tile.vectors * vector // block)])

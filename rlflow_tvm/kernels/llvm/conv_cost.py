@@ -8,7 +8,7 @@ from tvm.target import Target
 
 from ..target import num_cores, vector_lanes
 from .conv_compute import ConvShape
-from .conv_tile import ConvCost, Tile, accumulator_registers, choose_tile
+from .conv_tile import ConvCost, Tile, choose_tile
 
 _SHARE = 0.85  # of the peak, as measured for convolutions of ResNet, Inception and VGG
 _WEIGHT_BYTES = 6.0  # of weights a cycle: they come while the products before them are computed
@@ -46,8 +46,7 @@ def _tile(shape: ConvShape, target: Target) -> Tile:
         pixels,
         shape.group_vectors,
         registers_each=-(-shape.lanes // vector_lanes(target)),
-        budget=accumulator_registers(target),
+        target=target,
         rows=shape.batch * rows,
-        cores=num_cores(target),
         chunked=shape.is_pointwise,
     )

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from tvm.target import Target
 
-from ..target import vector_lanes, vector_registers
+from ..target import num_cores, vector_lanes, vector_registers
 
 # Measured on x86 cores with AVX-512: products and loads that start in one cycle, cycles until a product is there.
 _PRODUCTS = 2.0
 _LOADS = 1.4
 _LATENCY = 4
 _STREAM = 0.5  # cycles more for each vector of weights, which comes from a farther cache than the pixels
-_TAIL = 1.02  # a tail is a second copy of the loop nest
+_TAIL = 1.08  # a tail is a second copy of the loop nest, in which LLVM spills now and then
 _CHUNKS = 64  # parts of a row for each core, at most
 _OVERHEAD = 1.0  # cycles of the loop itself, per step of the reduction
 
@@ -48,6 +48,19 @@ def accumulator_registers(target: Target) -> int:
     return registers - (6 if (registers, lanes) == (16, 4) else 4)
 
 
+def most_rows(vectors: int, registers: int) -> int:
+    """Rows of sums, `vectors` wide, that `registers` hold beside a row of one factor, one element of the other and one
+    register more. With none to spare (4 x 3 in 16 registers) LLVM goes by the stack now and then, with one less than
+    that (7 x 4 in 32) in each step, and a product takes up to 2.4 times as long."""
+    return max(1, (registers - 2) // vectors - 1)
+
+
+def most_sums(vectors: int, target: Target) -> int:
+    """The same, of no more sums than `accumulator_registers`."""
+    budget = accumulator_registers(target) // vectors
+    return max(1, min(budget, most_rows(vectors, vector_registers(target))))
+
+
 def _cycles(pixels: int, registers: int) -> float:
     """Cycles of one reduction step of a tile: `pixels` broadcasts, `registers` weight loads, their products."""
     if not pixels:
@@ -58,15 +71,16 @@ def _cycles(pixels: int, registers: int) -> float:
 
 
 def choose_tile(
-    pixels: int, vectors: int, registers_each: int, budget: int, *, rows: int = 1, cores: int = 1, chunked: bool = False
+    pixels: int, vectors: int, registers_each: int, target: Target, *, rows: int = 1, chunked: bool = False
 ) -> Tile:
-    """The tile with which `cores` cores need the fewest cycles for `rows` rows of `pixels` x `vectors`.
+    """The tile with which the cores of `target` need the fewest cycles for `rows` rows of `pixels` x `vectors`.
 
-    `registers_each` is how many registers a packed vector takes; a tile has at most `budget` of them. Vectors are split
-    evenly; the pixels may leave a tail, which costs as a smaller tile does. `chunked` allows the pixels of a row to
-    be divided between cores, in parts without tails.
+    `registers_each` is how many registers a packed vector takes; a tile has no more than there are (`most_sums`).
+    Vectors are split evenly; the pixels may leave a tail, which costs as a smaller tile does. `chunked` allows the
+    pixels of a row to be divided between cores, in parts without tails.
     """
     best, best_cost = Tile(1, 1), float("inf")
+    budget, cores = accumulator_registers(target), num_cores(target)
     counts = [
         v for v in range(1, vectors + 1) if vectors % v == 0 and v * registers_each <= max(budget, registers_each)
     ]
@@ -75,7 +89,7 @@ def choose_tile(
         registers = count * registers_each
         length = pixels // parts
         turns = -(-rows * parts * (vectors // count) // cores)
-        for size in range(1, min(length, max(1, budget // registers)) + 1):
+        for size in range(1, min(length, most_sums(registers, target)) + 1):
             whole, tail = divmod(length, size)
             if tail and parts > 1:
                 continue  # the tile's bounds would be those of the row, not of its part

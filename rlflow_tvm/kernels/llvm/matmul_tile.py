@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from .conv_tile import most_rows
+
 _MAX_ROWS = 10  # rows a power of two apart share a set of the first cache, which has 8 to 12 ways
 _MAX_VECTORS = 4  # a wider row of an unpacked matrix is many unaligned loads
 _LATENCY = 4.0  # cycles until a sum may be added to again
@@ -18,8 +20,7 @@ _LEFT_FLOATS = 1 << 18  # of a block of the left side: half of a second-level ca
 def choose_tile(height: int, width: int, lanes: int, registers: int) -> tuple[int, int]:
     """Rows and column vectors of a register tile: the pair with the fewest cycles for a `height` x `width` result.
 
-    Beside the sums, vectors of `lanes` floats, the `registers` hold a row of the right side and one vector more: with
-    none to spare, tiles of 7 x 4 in 32 registers, the last rows make LLVM spill in the loop of all the others.
+    What the `registers`, vectors of `lanes` floats, hold beside the sums: see `most_rows`.
 
     Per step of the reduction a tile of r rows and v vectors takes r*v multiply-adds, v loads and r broadcasts, two of
     either kind a cycle, and no less than the latency of an addition. The last rows are a tile of their own.
@@ -28,7 +29,7 @@ def choose_tile(height: int, width: int, lanes: int, registers: int) -> tuple[in
     columns = -(-width // lanes)
     best, best_cost = (1, 1), float("inf")
     for vectors in range(1, min(columns, _MAX_VECTORS) + 1):
-        for rows in range(1, min(height, _MAX_ROWS, max(1, (registers - 1) // vectors - 1)) + 1):
+        for rows in range(1, min(height, _MAX_ROWS, most_rows(vectors, registers)) + 1):
             whole, rest = divmod(height, rows)
             cycles = whole * _cycles(rows, vectors) + (_cycles(rest, vectors) if rest else 0.0)
             cost = -(-columns // vectors) * cycles

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from tvm.target import Target
 
 from ..target import num_cores, vector_lanes
-from .conv_tile import ConvCost, accumulator_registers
+from .conv_tile import ConvCost, most_sums
 
 _LATENCY = 4.0  # cycles until a sum may be added to again
 _LOOP = 1.0  # cycles of the loop itself, per step
@@ -70,15 +70,15 @@ class PixelProduct:
 
     def tile(self, target: Target) -> PixelTile:
         """The tile with the fewest cycles on all cores of `target`."""
-        budget, lanes, cores = accumulator_registers(target), vector_lanes(target), num_cores(target)
+        lanes, cores = vector_lanes(target), num_cores(target)
         outside = self._channels_outside(lanes, cores)
         tiles = []
         for rows, vectors in itertools.product(
-            range(1, min(self.channels, _MAX_ROWS, budget) + 1),
+            range(1, min(self.channels, _MAX_ROWS) + 1),
             range(1, min(-(-self.pixels // lanes), _MAX_VECTORS) + 1),
         ):
             whole = self.channels % rows == 0 or self.channels < _FEW_CHANNELS or rows == _FEW_CHANNELS
-            if rows * vectors > budget or not whole:
+            if rows > most_sums(vectors, target) or not whole:
                 continue
             if not self.strided:
                 tiles.append(PixelTile(rows, vectors, outside, self._cycles(rows, vectors, outside, lanes, cores)))

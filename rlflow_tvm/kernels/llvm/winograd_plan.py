@@ -9,7 +9,7 @@ from tvm.target import Target
 
 from ..target import num_cores, vector_lanes
 from .conv_compute import ConvShape
-from .conv_tile import accumulator_registers
+from .conv_tile import most_sums
 from .winograd_transform import TAPS
 
 _MAX_VECTORS = 4
@@ -63,16 +63,16 @@ class Plan:
 def make_plan(shape: ConvShape, size: int, target: Target) -> Plan:
     """The division with the fewest cycles."""
     lanes, cores = vector_lanes(target), num_cores(target)
-    plans = _plans(shape, size, lanes, accumulator_registers(target))
+    plans = _plans(shape, size, lanes, target)
     return min(plans, key=lambda plan: plan_cycles(shape, plan, lanes, cores))
 
 
-def _plans(shape: ConvShape, size: int, lanes: int, budget: int) -> Iterator[Plan]:
+def _plans(shape: ConvShape, size: int, lanes: int, target: Target) -> Iterator[Plan]:
     height, width = shape.out_size
     tile_rows, tile_columns = -(-height // size), -(-width // size)
     rows = shape.batch * tile_rows
     for vectors in range(1, min(_MAX_VECTORS, -(-shape.out_channels // lanes)) + 1):
-        most = budget // vectors
+        most = most_sums(vectors, target)
         for chunk in (count for count in range(1, rows + 1) if rows % count == 0):
             tiles = chunk * tile_columns
             even = -(-tiles // -(-tiles // most))
