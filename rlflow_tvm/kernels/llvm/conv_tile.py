@@ -49,10 +49,9 @@ def accumulator_registers(target: Target) -> int:
 
 
 def most_rows(vectors: int, registers: int) -> int:
-    """Rows of sums, `vectors` wide, that `registers` hold beside a row of one factor, one element of the other and one
-    register more. With none to spare (4 x 3 in 16 registers) LLVM goes by the stack now and then, with one less than
-    that (7 x 4 in 32) in each step, and a product takes up to 2.4 times as long."""
-    return max(1, (registers - 2) // vectors - 1)
+    """Rows of sums, `vectors` wide, that `registers` hold beside a row of one factor and one element of the other: with
+    one less, as for 7 x 4 in 32 registers, LLVM spills in each step, and a product takes up to 2.4 times as long."""
+    return max(1, (registers - 1) // vectors - 1)
 
 
 def most_sums(vectors: int, target: Target) -> int:
