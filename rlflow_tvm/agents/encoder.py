@@ -38,7 +38,8 @@ class BothWays:
         ways = (self._sources, self._destinations), (self._destinations, self._sources)
         return [
             # in place, as below: the gradient asks for what comes out alone, and memory is half of what these cost.
-            # `dgl.ops` gives the same: two to ten times slower, for the Python in it and the sparse matrices behind it
+            # `dgl.ops` gives the same; with gradients it takes three times as long for 6 to 400 nodes, a third
+            # longer for 6000.
             torch.zeros(self._nodes, told.shape[1]).index_add(0, heard, torch.relu_(nodes.index_select(0, said) + told))
             / divisor
             for (said, heard), nodes, told, divisor in zip(ways, sent, edges, self._divisors, strict=True)

@@ -1,8 +1,8 @@
 """Sums, means and maxima of rows that lie together: those of each graph, rule or site of a batch.
 
 Rows are (n, width), `lengths` int64 (S,) how many of them each segment has, one segment after another; the results are
-(S, width), 0 for a segment of none. `dgl.ops.segment_reduce` gives the same, several times slower for graphs of a few
-hundred rows: nearly all of its time goes into Python.
+(S, width), 0 for a segment of none. `dgl.ops.segment_reduce` gives the same; with gradients it takes two to
+three times as long for 20 to 500 rows, for the Python in it, and about as long for 30000.
 """
 
 from __future__ import annotations
