@@ -18,6 +18,7 @@ from pathlib import Path
 
 _SLOW_TO_IMPORT = [
     *("rlflow_tvm", "onnx", "dgl", "rich.progress", "torch.utils.tensorboard", "typer"),
+    "torch._dynamo",  # which torch imports with the first optimizer
     *("rlflow_tvm.agents.training", "rlflow_tvm.comparison", "rlflow_tvm.evaluation", "rlflow_tvm.exporting"),
     *("rlflow_tvm.ordering", "rlflow_tvm.passes.verify", "rlflow_tvm.reporting", "rlflow_tvm.superoptimize"),
     "rlflow_tvm.training",

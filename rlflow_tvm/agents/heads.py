@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from rlflow_tvm.agents.backend import dgl
 from rlflow_tvm.agents.observation import ObservationSizes, SiteBatch
 from rlflow_tvm.agents.prior import Prior
+from rlflow_tvm.agents.segments import segment_max, segment_mean, segment_sum
 
 STOP_BIAS = -3.0
 """Of the logit of stop in a new policy."""
@@ -130,18 +130,18 @@ class TwoStepHeads(nn.Module):
         sites, expected = self.site_body(sites), self.prior(known)
         location_logits = self.location_head(sites).squeeze(1) + expected
         if kinds is None:
-            rows, mean = batch.pair_sizes, dgl.ops.segment_reduce(batch.pair_sizes, sites, "mean")
+            rows, mean = batch.pair_sizes, segment_mean(sites, batch.pair_sizes)
             graph_rows = torch.from_numpy(np.diff(batch.site_offsets))
         else:
             location_logits = location_logits.index_select(0, kinds.of_site)
             rows = torch.bincount(kinds.pair, minlength=batch.num_pairs)
             shares = kinds.sizes / batch.pair_sizes.index_select(0, kinds.pair)
-            mean = dgl.ops.segment_reduce(rows, sites * shares.unsqueeze(1), "sum")
+            mean = segment_sum(sites * shares.unsqueeze(1), rows)
             graph_rows = torch.bincount(batch.pair_graph.index_select(0, kinds.pair), minlength=batch.num_graphs)
-        most = dgl.ops.segment_reduce(rows, sites, "max")
-        promise = dgl.ops.segment_reduce(rows, expected.unsqueeze(1), "max").squeeze(1)
+        most = segment_max(sites, rows)
+        promise = segment_max(expected.unsqueeze(1), rows).squeeze(1)
         rule_logits = self.rule_head(self.rule_body(torch.cat([mean, most, rules], dim=1))).squeeze(1)
         rule_logits = rule_logits + self.rule_bias[batch.pair_rule] + promise
-        best = dgl.ops.segment_reduce(graph_rows, sites, "max")
+        best = segment_max(sites, graph_rows)
         values = self.value_head(self.value_body(torch.cat([graphs, best], dim=1)))
         return rule_logits, location_logits, values

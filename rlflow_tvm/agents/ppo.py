@@ -53,7 +53,7 @@ class PPO:
         torch.manual_seed(seed)
         self.rng = np.random.default_rng(seed)
         self.policy = make_policy()
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.learning_rate, eps=1e-5)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         self.reward_scale = RewardScale()
 
     def update(self, episodes: list[Episode]) -> dict[str, float | None]:

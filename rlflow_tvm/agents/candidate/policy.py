@@ -29,6 +29,7 @@ from rlflow_tvm.agents.graph_policy import GraphPolicy, Told, pick
 from rlflow_tvm.agents.heads import STOP_BIAS, PolicyOutput, entropies, segment_log_softmax
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.prior import Prior, features
+from rlflow_tvm.agents.segments import segment_max, segment_mean
 
 
 class AttentionEncoder(nn.Module):
@@ -67,7 +68,7 @@ class AttentionEncoder(nn.Module):
         h = torch.relu(self.edges(torch.cat([graph.ndata["made"], h], dim=1)))
         for layer, norm in zip(self.layers, self.norms, strict=True):
             h = norm(layer(graph, h).flatten(1))
-        pooled = [dgl.ops.segment_reduce(counts, h, reducer) for reducer in ("mean", "max")]
+        pooled = [segment_mean(h, counts), segment_max(h, counts)]
         size = counts.float().log1p().unsqueeze(1) / 6.0  # about 1 for 400 nodes
         return h, self.readout(torch.cat([*pooled, size], dim=1))
 
@@ -114,7 +115,7 @@ class CandidatePolicy(GraphPolicy[CandidateObservation, CandidateBatch]):
         if self.by_rule:
             logits = logits - _shared(prior, batch.site_rule)
         log_probs = segment_log_softmax(logits, batch.site_graph, batch.num_graphs)
-        best = dgl.ops.segment_reduce(torch.from_numpy(np.diff(batch.site_offsets)), sites, "max")
+        best = segment_max(sites, torch.from_numpy(np.diff(batch.site_offsets)))
         values = self.scaled(self.value_head(self.value_body(torch.cat([readout, best], dim=1))))
         return PolicyOutput(log_probs, values, entropies(log_probs, batch.site_graph, batch.num_graphs))
 

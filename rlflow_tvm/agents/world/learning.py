@@ -49,7 +49,7 @@ class Learner(ABC):
 
     def __init__(self, part: nn.Module, steps: int, patience: int, learning_rate: float, seed: tuple[int, ...]) -> None:
         self.part, self.steps, self.patience = part, steps, patience
-        self.optimizer = torch.optim.Adam(part.parameters(), lr=learning_rate)
+        self.optimizer = torch.optim.Adam(part.parameters(), lr=learning_rate, fused=True)
         self.done, self.best_step, self.best_loss = 0, 0, math.inf
         self.best = self._now()
         self._learning_rate, self._seed = learning_rate, seed

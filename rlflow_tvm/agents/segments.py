@@ -1,0 +1,27 @@
+"""Sums, means and maxima of rows that lie together: those of each graph, rule or site of a batch.
+
+Rows are (n, width), `lengths` int64 (S,) how many of them each segment has, one segment after another; the results are
+(S, width), 0 for a segment of none. `dgl.ops.segment_reduce` gives the same; with gradients it takes two to
+three times as long for 20 to 500 rows, for the Python in it, and about as long for 30000.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def segment_sum(rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """The sums of each segment's rows."""
+    segment = torch.repeat_interleave(lengths, output_size=len(rows))
+    return torch.zeros(len(lengths), rows.shape[1]).index_add(0, segment, rows)
+
+
+def segment_mean(rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Their means."""
+    return segment_sum(rows, lengths) / lengths.clamp(min=1).unsqueeze(1)
+
+
+def segment_max(rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Their maxima, of each column."""
+    most = torch.segment_reduce(rows, "max", lengths=lengths, unsafe=True)  # unsafe: sums of lengths are not tested
+    return most.masked_fill((lengths == 0).unsqueeze(1), 0.0)
