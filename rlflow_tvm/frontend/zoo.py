@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
@@ -74,6 +74,24 @@ class _Transformer:
 
 
 @dataclass(frozen=True)
+class _Pixels:
+    """A transformer of `zoo_language` that says something of each pixel of an image; `config` as in `_Transformer`."""
+
+    build: str
+    size: int
+    config: tuple[tuple[str, Any], ...] = ()
+    needs = ("torch", "onnxscript", "transformers")
+
+    def module(self) -> TorchModel:
+        import torch
+
+        from rlflow_tvm.frontend import zoo_attention, zoo_language
+
+        model = getattr(zoo_language, self.build)(**dict(self.config))
+        return zoo_attention.initialise(model, _SEED), {"pixel_values": torch.zeros(1, 3, self.size, self.size)}
+
+
+@dataclass(frozen=True)
 class _Sequence:
     """A transformer of `zoo_attention`, over tokens or over frames of `features` numbers."""
 
@@ -104,7 +122,8 @@ _BERT_TINY = {
     "vocab_size": 1024,
     "max_position_embeddings": 64,
 }
-TORCH_MODELS: dict[str, _Image | _Transformer | _Sequence] = {
+_Model = _Image | _Transformer | _Pixels | _Sequence
+TORCH_MODELS: dict[str, _Model] = {
     "bert-base": _Transformer("bert", sequence=128),
     "vit-base": _Transformer("vit"),
     "resnet18": _Image("resnet", 224, ((2, 2, 2, 2), False)),
@@ -114,6 +133,7 @@ TORCH_MODELS: dict[str, _Image | _Transformer | _Sequence] = {
     "resnext50": _Image("resnet", 224, ((3, 4, 6, 3), True, 32)),
     "repvgg-a0": _Image("repvgg", 224, ((48, 48, 96, 192, 1280), (2, 4, 14, 1))),
     "mobileone-s0": _Image("mobileone", 224, ((48, 48, 128, 256, 1024), (2, 8, 10, 1), 4)),
+    "segformer-b0": _Pixels("segformer", 512),
     "dalle": _Sequence("Dalle", 128),
     "transformer-transducer": _Sequence("TransducerEncoder", 128, 512),
     "bert-tiny": _Transformer("bert", tuple(_BERT_TINY.items()), sequence=32),
@@ -168,7 +188,7 @@ def _builder(name: str) -> Callable[[], onnx.ModelProto]:
     raise FrontendError(f"no evaluation model {name!r}: there are {', '.join(names())}")
 
 
-def _described(name: str) -> _Image | _Transformer | _Sequence | None:
+def _described(name: str) -> _Model | None:
     """What a torch model is built by, None for other models; FrontendError for a size that it cannot have."""
     name, at, size = name.partition("@")
     model = TORCH_MODELS.get(name)
@@ -179,7 +199,7 @@ def _described(name: str) -> _Image | _Transformer | _Sequence | None:
         raise FrontendError(
             f"evaluation model {name!r} cannot be had at size {size!r}: change @{size}, or leave it out"
         )
-    return replace(model, size=int(size)) if isinstance(model, _Image) else replace(model, sequence=int(size))
+    return replace(model, size=int(size)) if isinstance(model, _Image | _Pixels) else replace(model, sequence=int(size))
 
 
 def torch_module(name: str) -> TorchModel:
@@ -197,7 +217,7 @@ def check_torch(name: str) -> None:
     _torch_model(name)
 
 
-def _torch_model(name: str) -> _Image | _Transformer | _Sequence:
+def _torch_model(name: str) -> _Model:
     model = _described(name)
     if model is None:
         raise FrontendError(f"evaluation model {name!r} is no torch model: there are {', '.join(TORCH_MODELS)}")

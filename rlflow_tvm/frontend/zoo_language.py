@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
-from transformers import BertConfig, BertModel, ViTConfig, ViTForImageClassification
+from transformers import (
+    BertConfig,
+    BertModel,
+    SegformerConfig,
+    SegformerForSemanticSegmentation,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 
 class _Encoder(nn.Module):
@@ -29,6 +38,17 @@ class _Classifier(nn.Module):
         return self.vit(pixel_values=pixel_values).logits
 
 
+class _Segmenter(nn.Module):
+    """SegFormer with the image in and the logits, (batch, classes, height / 4, width / 4), out."""
+
+    def __init__(self, segformer: SegformerForSemanticSegmentation) -> None:
+        super().__init__()
+        self.segformer = segformer
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        return self.segformer(pixel_values=pixel_values).logits
+
+
 def bert(**config: int) -> nn.Module:
     """BERT (Devlin et al. 2018), Base unless `config` says otherwise, without the pooling layer."""
     settings = BertConfig.from_dict({"attn_implementation": "eager", **config})
@@ -39,3 +59,9 @@ def vit(**config: int) -> nn.Module:
     """ViT (Dosovitskiy et al. 2020), Base with 16x16 patches unless `config` says otherwise, 1000 classes."""
     settings = ViTConfig.from_dict({"attn_implementation": "eager", "num_labels": 1000, **config})
     return _Classifier(ViTForImageClassification(settings))
+
+
+def segformer(**config: Any) -> nn.Module:
+    """SegFormer (Xie et al. 2021), B0 with the 150 classes of ADE20K unless `config` says otherwise."""
+    settings = SegformerConfig.from_dict({"attn_implementation": "eager", "num_labels": 150, **config})
+    return _Segmenter(SegformerForSemanticSegmentation(settings))

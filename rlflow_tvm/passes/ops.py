@@ -188,6 +188,19 @@ def _read_pool(call: relax.Call) -> dict[str, Any] | None:
     return None if any(has_empty_window(*each) for each in along) else attributes
 
 
+def _read_resize(call: relax.Call) -> dict[str, Any] | None:
+    """Beyond the region that is cropped TVM has a number, and of one element of `align_corners` a quotient by zero; it
+    knows no other type than the operand's: no rule is proved for these."""
+    attributes = _laid_out(call, [name for name in _RESIZE if name != "size"])
+    size = _extents(call.args[1])
+    if attributes is None or size is None or str(call.ty.dtype) != str(call.args[0].ty.dtype):
+        return None
+    mode = attributes["coordinate_transformation_mode"]
+    if mode == "tf_crop_and_resize" or (mode == "align_corners" and 1 in size):
+        return None
+    return {"size": size, **attributes}
+
+
 def _norm_reader(names: Iterable[str]) -> Reader:
     """Of what normalises over the last axes, in order: weights and biases of other axes lie along other axes than
     what is broadcast to the result."""
@@ -248,6 +261,10 @@ _POOL = dict(
     ceil_mode=False, count_include_pad=False, layout="NCHW", out_layout="NCHW",
 )  # fmt: skip
 _ADAPTIVE_POOL = dict(output_size=REQUIRED, layout="NCHW", out_layout="NCHW")
+_RESIZE = dict(
+    size=REQUIRED, layout="NCHW", method="linear", coordinate_transformation_mode="half_pixel",
+    rounding_method="round", cubic_alpha=-0.75, cubic_exclude=0,
+)  # fmt: skip
 _REDUCE = dict(axis=REQUIRED, keepdims=False)
 _LAYER_NORM = dict(axes=REQUIRED, epsilon=REQUIRED, center=True, scale=True)
 _RMS_NORM = dict(axes=REQUIRED, epsilon=REQUIRED)
@@ -294,6 +311,7 @@ _ALL = [
     Operator("concat", "relax.concat", rx.concat, None, dict(axis=REQUIRED), _read_concat),
     *(Operator(name, "relax.layout_transform", _layout_builder(name), attributes=dict(block=REQUIRED),
                read=_layout_reader(name)) for name in ("pack", "unpack", "pack_kernel")),
+    Operator("resize2d", "relax.image.resize2d", rx.image.resize2d, attributes=_RESIZE, read=_read_resize),
 ]  # fmt: skip
 
 OPERATORS: dict[str, Operator] = {operator.name: operator for operator in _ALL}
@@ -331,7 +349,7 @@ SEVERAL = frozenset({"split"})
 
 NOT_FOR_INTEGERS = frozenset({
     "gelu", "silu", "tanh", "sigmoid", "exp", "erf", "sqrt", "rsqrt", "divide", "leaky_relu", "mean", "softmax",
-    "avg_pool2d", "adaptive_avg_pool2d", "gelu_tanh", "power", "layer_norm", "rms_norm",
+    "avg_pool2d", "adaptive_avg_pool2d", "gelu_tanh", "power", "layer_norm", "rms_norm", "resize2d",
 })  # fmt: skip
 """Operators that rules are proved for in floats only, and that are matched in floats only: what they divide or round
 is another number in integers."""

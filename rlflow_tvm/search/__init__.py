@@ -38,7 +38,8 @@ SEARCHES: dict[str, Callable[[int], _Made]] = {
 }
 DEFAULT_SEARCH = "family"
 """Greedy search, from more than the model: what gains only where a whole network is in blocked layouts, all branches of
-a block are one convolution, or a few rows are led back through one, greedy search alone does not reach."""
+a block are one convolution, pixels are convolved before there are more of them, or a few rows are led back through one,
+greedy search alone does not reach."""
 
 
 def check_seed(seed: int) -> None:

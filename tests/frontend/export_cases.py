@@ -339,6 +339,7 @@ def _windows() -> list[Case]:
              lambda x: rx.image.resize3d(x, (8, 10, 3), layout="NCDHW", method="nearest_neighbor",
                                          coordinate_transformation_mode="asymmetric")),
         Case("image.resize2d:nhwc", (nhwc,), lambda x: rx.image.resize2d(x, (3, 9), layout="NHWC")),
+        Case("image.resize2d:blocked", (blocked,), lambda x: rx.image.resize2d(x, (3, 9), layout="NCHW4c")),
         Case("image.resize3d", (cube,), lambda x: rx.image.resize3d(x, (6, 7, 3), layout="NCDHW")),
         Case("image.grid_sample", (image, floats(1, 2, 3, 4)), rx.image.grid_sample),
         Case("image.grid_sample:nearest", (image, floats(1, 2, 3, 4)),

@@ -103,6 +103,17 @@ _SMALL = {
         "TransducerEncoder", 12, 32, (("width", 32), ("layers", 2), ("heads", 4), ("before", 3), ("after", 1))
     ),
     "resnext": zoo._Image("resnet", 32, ((1, 1), True, 32)),
+    "segformer": zoo._Pixels(
+        "segformer",
+        32,
+        (
+            ("depths", (1,) * 4),
+            ("hidden_sizes", (8, 8, 16, 16)),
+            ("num_attention_heads", (1, 1, 2, 2)),
+            ("decoder_hidden_size", 16),
+            ("num_labels", 5),
+        ),
+    ),
 }
 
 
@@ -116,6 +127,10 @@ def test_small_versions_compute_what_onnxruntime_computes(name, assert_imports_r
     if name == "resnext":
         groups = [int(b.value.attrs.groups) for b in ir.single_block(mod["main"]) if "conv2d" in str(b.value.op)]
         assert groups.count(32) == 2
+    elif name == "segformer":
+        assert found.count("nn.softmax") == 4
+        assert found.count("image.resize2d") == 4
+        assert found.count("concat") == 1
     else:
         assert found.count("nn.softmax") == 2
         assert found.count("nn.layer_norm") == 5

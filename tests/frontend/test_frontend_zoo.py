@@ -18,7 +18,7 @@ def test_names_hold_the_evaluation_models() -> None:
     names = zoo.names()
     assert names[0] == "demo"
     assert {"bert-base", "vit-base", "resnet18", "resnet50", "squeezenet1.1", "inception-v3"} < set(names)
-    assert {"resnext50", "dalle", "transformer-transducer", "repvgg-a0", "mobileone-s0"} < set(names)
+    assert {"resnext50", "dalle", "transformer-transducer", "repvgg-a0", "mobileone-s0", "segformer-b0"} < set(names)
     assert {"bert-tiny", "squeezenet-tiny", "light_squeezenet"} < set(names)
     assert len(set(names)) == len(names)
 

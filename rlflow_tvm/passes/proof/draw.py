@@ -5,58 +5,20 @@ Nothing here decides what is legal: the operator's meaning does, and what it ref
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
-import numpy as np
-
+from rlflow_tvm.passes.proof.dice import Dice
 from rlflow_tvm.passes.proof.domains import Shape, Unfit
+from rlflow_tvm.passes.proof.interpolation import COORDINATES, METHODS, ROUNDINGS
 
 Known = list[Shape | None]
 Given = Mapping[str, Any]
 """Attributes that are known already."""
 
 BLOCKS = (1, 2, 4)
-_LARGEST = 4
 _MOST_RANK = 4
-
-
-class Dice:
-    """Random choices of one sample. It prefers few different extents, so that what must agree often does."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self.rng = rng
-        self._extents = tuple(int(e) for e in rng.integers(1, _LARGEST + 1, 2))
-
-    def chance(self, probability: float) -> bool:
-        return bool(self.rng.random() < probability)
-
-    def pick(self, options: Sequence[Any]) -> Any:
-        return options[int(self.rng.integers(len(options)))]
-
-    def extent(self) -> int:
-        if self.chance(0.7):
-            return int(self.pick(self._extents))
-        return int(self.rng.integers(1, _LARGEST + 1))
-
-    def shape(self, rank: int | None = None, least: int = 0) -> Shape:
-        """Extents of a tensor of `rank`, by default of at least `least`."""
-        if rank is None:
-            ranks = [0, 1, 2, 2, 3, 3, 4]
-            rank = int(self.pick([r for r in ranks if r >= least]))
-        return tuple(self.extent() for _ in range(rank))
-
-    def permutation(self, count: int) -> tuple[int, ...]:
-        return tuple(int(i) for i in self.rng.permutation(count))
-
-    def small(self, least: int, most: int, seldom: int) -> int:
-        """A number up to `most`, now and then up to `seldom`."""
-        return int(self.rng.integers(least, (seldom if self.chance(0.3) else most) + 1))
-
-    def signed(self, axis: int, rank: int) -> int:
-        """The axis, now and then counted from the end."""
-        return axis - rank if self.chance(0.25) else axis
 
 
 def _anything(least: int) -> Callable[[Dice, Known, Given], list[Shape]]:
@@ -222,7 +184,7 @@ def _with_units(dice: Dice, known: Known, given: Given) -> list[Shape]:
 _OPERANDS: dict[str, Callable[[Dice, Known, Given], list[Shape]]] = {
     **dict.fromkeys(("add", "subtract", "multiply", "divide", "maximum", "minimum", "power"), _broadcast),
     **dict.fromkeys(("softmax", "mean", "sum", "max", "min", "split"), _anything(1)),
-    **dict.fromkeys(("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"), _pooled),
+    **dict.fromkeys(("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "resize2d"), _pooled),
     "layer_norm": _normed,
     "rms_norm": _normed,
     "take": _taken,
@@ -308,13 +270,26 @@ def _layouts(dice: Dice, name: str, shapes: list[Shape], given: Given) -> dict[s
             "groups": groups}  # fmt: skip
 
 
+def _resizing(dice: Dice) -> dict[str, Any]:
+    """Attributes of a resize but for its layout."""
+    size = tuple(int(dice.rng.integers(1, 9)) for _ in range(2))
+    return {
+        "size": size,
+        "method": dice.pick([*METHODS]),
+        "coordinate_transformation_mode": dice.pick([m for m in COORDINATES if m != "align_corners" or min(size) > 1]),
+        "rounding_method": dice.pick(["", *ROUNDINGS]),
+        "cubic_alpha": dice.pick([-0.75, -0.5]),
+        "cubic_exclude": int(dice.chance(0.3)),
+    }
+
+
 def draw_attributes(name: str, dice: Dice, shapes: list[Shape], given: Given, dtype: str) -> dict[str, Any]:
     """Values of all attributes of a call on operands of these shapes; those `given` stay. `Unfit` where none fit."""
     x = shapes[0]
     drawn: dict[str, Any] = {}
     if not x and name in ("mean", "sum", "max", "min", "softmax", "split", "concat", "take"):
         raise Unfit("a scalar has no axis")
-    images = shapes if name == "conv2d" else shapes[:1] if name.endswith("pool2d") else []
+    images = shapes if name == "conv2d" else shapes[:1] if name.endswith(("pool2d", "resize2d")) else []
     if any(len(shape) not in (4, 5) for shape in images):
         raise Unfit("no image, or no kernel")
     if name in ("max_pool2d", "avg_pool2d", "conv2d"):
@@ -322,6 +297,8 @@ def draw_attributes(name: str, dice: Dice, shapes: list[Shape], given: Given, dt
     elif name == "adaptive_avg_pool2d":
         size = (1, 1) if dice.chance(0.5) else tuple(int(dice.rng.integers(1, e + 1)) for e in x[2:4])
         drawn = {**_layouts(dice, name, shapes, given), "output_size": size}
+    elif name == "resize2d":
+        drawn = {"layout": f"NCHW{x[4]}c" if len(x) == 5 else "NCHW", **_resizing(dice)}
     elif name in ("mean", "sum", "max", "min"):
         drawn = {"axis": _axes_attribute(dice, x), "keepdims": dice.chance(0.5)}
     elif name in ("layer_norm", "rms_norm"):

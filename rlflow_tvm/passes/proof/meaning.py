@@ -18,6 +18,7 @@ from rlflow_tvm.passes.proof.windows import (
     extreme,
     join_channels,
     max_pool2d,
+    resize2d,
     split_channels,
 )
 
@@ -328,6 +329,7 @@ MEANINGS: dict[str, Meaning] = {
     "max_pool2d": max_pool2d,
     "avg_pool2d": avg_pool2d,
     "adaptive_avg_pool2d": adaptive_avg_pool2d,
+    "resize2d": resize2d,
     "mean": reduce_mean,
     "sum": reduce_sum,
     "max": _extreme("maximum"),

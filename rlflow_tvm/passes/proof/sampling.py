@@ -22,8 +22,9 @@ from rlflow_tvm.passes.attribute import Attribute, shape
 from rlflow_tvm.passes.instance import Instance
 from rlflow_tvm.passes.matcher import RuleSet
 from rlflow_tvm.passes.ops import CLASSES, NOT_FOR_INTEGERS, OPERATORS, REQUIRED
+from rlflow_tvm.passes.proof.dice import Dice
 from rlflow_tvm.passes.proof.domains import Domain, Shape, Shapes, Tensor, Unfit, shape_of
-from rlflow_tvm.passes.proof.draw import Dice, draw_attributes, draw_operands
+from rlflow_tvm.passes.proof.draw import draw_attributes, draw_operands
 from rlflow_tvm.passes.proof.meaning import meaning, number
 from rlflow_tvm.passes.proof.steering import UNSTEERED, Steering
 from rlflow_tvm.passes.rule import RewriteRule

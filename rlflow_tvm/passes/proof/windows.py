@@ -1,4 +1,4 @@
-"""Meanings of convolutions and pools, in every layout that terms have."""
+"""Meanings of convolutions, pools and resizes, in every layout that terms have."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from rlflow_tvm.passes.ops import has_empty_window
 from rlflow_tvm.passes.proof.domains import Domain, Plane, Tensor, Unfit, each, shape_of
+from rlflow_tvm.passes.proof.interpolation import Taps, taps
 
 _BLOCKED = re.compile(r"(NCHW|OIHW)(\d+)[co]")
 _ROOM = 1 << 20
@@ -177,3 +178,23 @@ def adaptive_avg_pool2d(domain: Domain, operands: list[Tensor], k: Mapping[str, 
         return _mean(domain, window, high * wide)
 
     return _laid_out(_gathered(plain, rows, columns, reduced), k["out_layout"])
+
+
+def resize2d(domain: Domain, operands: list[Tensor], k: Mapping[str, Any]) -> Tensor:
+    (x,) = operands
+    _block(k["layout"], x)
+    for axis, count in zip((2, 3), k["size"], strict=True):  # blocks or not, these are the image's
+        x = _interpolated(domain, x, axis, taps(shape_of(x)[axis], count, k))
+    return x
+
+
+def _interpolated(domain: Domain, x: Tensor, axis: int, found: list[Taps]) -> Tensor:
+    """`x` with other elements along `axis`: weighted sums of its own."""
+    along = [1] * len(shape_of(x))
+    along[axis] = -1
+    parts = []
+    for tap in zip(*found, strict=True):  # the first one of each element, the second one, ...
+        places = [place for place, _ in tap]
+        weights = each(lambda *planes: np.stack(planes).reshape(along), *(domain.constant(w, x) for _, w in tap))
+        parts.append(domain.multiply(each(lambda plane, at=places: plane.take(at, axis), x), weights))  # type: ignore[misc]
+    return reduce(domain.add, parts)

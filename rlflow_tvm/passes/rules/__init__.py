@@ -20,6 +20,7 @@ from rlflow_tvm.passes.rules import (
     motion,
     normalise,
     reduction,
+    resize,
     transpose,
 )
 
@@ -37,6 +38,7 @@ FAMILIES: dict[str, tuple[RewriteRule, ...]] = {
     "gather": gather.RULES,
     "conv-algebra": conv_algebra.RULES,
     "branches": branches.RULES,
+    "resize": resize.RULES,
     "motion": motion.RULES,
     "layout": layout.RULES,
 }
@@ -58,6 +60,7 @@ class TerminatingFamily:
 
 TERMINATING_FAMILIES: dict[str, TerminatingFamily] = {
     "branches": TerminatingFamily(branches.TERMINATING, sole=True),
+    "resize": TerminatingFamily(resize.TERMINATING, sole=True),
     "layout": TerminatingFamily(layout.TERMINATING),
     "take": TerminatingFamily(gather.TERMINATING, sole=True),
 }

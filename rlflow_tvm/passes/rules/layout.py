@@ -134,6 +134,14 @@ RULES = (
         when=("q[2] == 0", "q[3] == 0"),
     ),
     RewriteRule(
+        "unpack_after_resize", "layout",
+        'resize2d(unpack(x, block=b), layout="NCHW", **k) => unpack(resize2d(x, layout=nchwc(b), **k), block=b)',
+    ),
+    RewriteRule(
+        "pack_before_resize", "layout",
+        'pack(resize2d(x, layout="NCHW", **k), block=b) => resize2d(pack(x, block=b), layout=nchwc(b), **k)',
+    ),
+    RewriteRule(
         "unpack_after_max", "layout",
         "max(unpack(x, block=b), axis=a, keepdims=True) => unpack(max(x, axis=[2, 3], keepdims=True), block=b)",
         when=("normal(a, 4) == [2, 3]",),
