@@ -22,7 +22,8 @@ def beginnings(problem: RewriteProblem) -> list[Beginning]:
     """The model's graph and those in which terminating families of rules are exhausted, the cheapest first.
 
     A blocked layout pays once most of a network is in it, and costs until then; convolutions of one tensor that are
-    added up are one, once the biases between them are moved; a few rows taken of a tensor are led back past what they
+    added up are one, once the biases between them are moved; sums stand where products write, once permutations are led
+    past them; a few rows taken of a tensor are led back past what they
     are read of, which gains nothing in an addition and much in the product before it. No search by single rewrites gets
     there soon. Applying all of the family's rules wherever they apply does, without pricing the graphs on the way; so
     they count as no environment steps. A family is exhausted from the model's graph, and from the cheapest of those

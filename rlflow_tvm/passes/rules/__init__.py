@@ -58,6 +58,7 @@ class TerminatingFamily:
 
 TERMINATING_FAMILIES: dict[str, TerminatingFamily] = {
     "branches": TerminatingFamily(branches.TERMINATING, sole=True),
+    "permute": TerminatingFamily(transpose.TERMINATING),
     "layout": TerminatingFamily(layout.TERMINATING),
     "take": TerminatingFamily(gather.TERMINATING, sole=True),
 }
