@@ -17,6 +17,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from rlflow_tvm.frontend.einsum import convert_einsum
 from rlflow_tvm.frontend.halves import HALVES
 from rlflow_tvm.frontend.norms import NORMS
 from rlflow_tvm.frontend.recurrent import RECURRENT
@@ -97,10 +98,6 @@ def _pad(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> re
             data = bb.normalize(relax.op.strided_slice(data, [axis], [begin], [shape[axis] - end]))
     more = [max(pad, 0) for ends in width for pad in ends]
     return relax.op.nn.pad(data, more, _PAD_MODES[mode], pad_value=value) if any(more) else data
-
-
-def _einsum(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
-    return relax.op.einsum(list(inputs), attrs["equation"].decode())
 
 
 def _cumsum(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
@@ -299,7 +296,7 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     "Cosh": _cosh,
     "CumSum": _cumsum,
     "DynamicQuantizeLinear": _dynamic_quantize,
-    "Einsum": _einsum,
+    "Einsum": convert_einsum,
     "Elu": functools.partial(_elu, 1.0, 1.0),
     "Equal": _equal,
     "Gather": _gather,

@@ -23,11 +23,12 @@ def beginnings(problem: RewriteProblem) -> list[Beginning]:
 
     A blocked layout pays once most of a network is in it, and costs until then; convolutions of one tensor that are
     added up are one, once the biases between them are moved; what is convolved after it was enlarged is convolved
-    before, of a concatenation part by part; a few rows taken of a tensor are led back past what they are read of,
-    which gains nothing in an addition and much in the product before it. No search by single rewrites gets there
-    soon. Applying all of the family's rules wherever they apply does, without pricing the graphs on the way;
-    so they count as no environment steps. A family is exhausted from the model's graph, and from the cheapest of
-    those before, where that is another. Of a problem that is stopped meanwhile, those found by then.
+    before, of a concatenation part by part; sums stand where products write, once permutations are led past them; a few
+    rows taken of a tensor are led back past what they are read of, which gains nothing in an addition and much in the
+    product before it. No search by single rewrites gets there soon. Applying all of the family's rules wherever they
+    apply does, without pricing the graphs on the way; so they count as no environment steps. A family is exhausted from
+    the model's graph, and from the cheapest of those before, where that is another. Of a problem that is stopped
+    meanwhile, those found by then.
     """
     found = {problem.start.structural_hash: Beginning(problem.start_secs, problem.start)}
     for family in TERMINATING_FAMILIES.values():

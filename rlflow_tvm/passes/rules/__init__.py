@@ -61,6 +61,7 @@ class TerminatingFamily:
 TERMINATING_FAMILIES: dict[str, TerminatingFamily] = {
     "branches": TerminatingFamily(branches.TERMINATING, sole=True),
     "resize": TerminatingFamily(resize.TERMINATING, sole=True),
+    "permute": TerminatingFamily(transpose.TERMINATING),
     "layout": TerminatingFamily(layout.TERMINATING),
     "take": TerminatingFamily(gather.TERMINATING, sole=True),
 }

@@ -11,6 +11,7 @@ from rlflow_tvm.passes.rule import RewriteRule
 _PLAIN = 'data_layout="NCHW", kernel_layout="OIHW", out_layout="NCHW"'
 
 _NUMBER = ("prod(shape(s)) == 1", "rank(s) <= 4")
+_BESIDE = ("rank(y) == 4", "broadcasts_along_channels(shape(y), [dim(x, 0), dim(x, 1) * b, dim(x, 2), dim(x, 3)])")
 _POOLS = ("max_pool2d", "avg_pool2d")
 
 
@@ -107,7 +108,15 @@ RULES = (
     RewriteRule(
         "unpack_after_binary", "layout",
         "Commutative[f](unpack(x, block=b), y) => unpack(Commutative[f](x, pack(y, block=b)), block=b)",
-        when=("rank(y) == 4", "broadcasts_along_channels(shape(y), [dim(x, 0), dim(x, 1) * b, dim(x, 2), dim(x, 3)])"),
+        when=_BESIDE,
+    ),
+    RewriteRule(
+        "unpack_after_minuend", "layout",
+        "subtract(unpack(x, block=b), y) => unpack(subtract(x, pack(y, block=b)), block=b)", when=_BESIDE,
+    ),
+    RewriteRule(
+        "unpack_after_subtrahend", "layout",
+        "subtract(y, unpack(x, block=b)) => unpack(subtract(pack(y, block=b), x), block=b)", when=_BESIDE,
     ),
     RewriteRule(
         "unpack_after_channelwise", "layout",
@@ -205,10 +214,12 @@ RULES = (
     *(_split_rule(item) for item in (0, 1)),
 )  # fmt: skip
 
-# `unpack` only sinks, meets its inverse or becomes a reshape, of which none makes a transform again, and each
-# convolution is blocked once: no sequence of these goes on forever.
+# `unpack` only sinks, meets its inverse or becomes a reshape, of which none makes a transform again, a `pack` meets its
+# inverse, is a reshape or a permutation with the one before it, and each convolution is blocked once: no sequence of
+# these goes on forever.
 TERMINATING = (
     *(rule.name for rule in RULES if rule.name.startswith(("cancel_", "unpack_"))),
     *(rule.name for rule in RULES if rule.name.startswith("block_")),
     "pack_of_points_to_reshape",
+    "pack_of_channels_last",
 )

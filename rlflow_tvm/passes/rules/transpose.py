@@ -55,4 +55,23 @@ RULES = (
         "Binary[f](permute_dims(x, axes=p), permute_dims(y, axes=p)) => permute_dims(Binary[f](x, y), axes=p)",
         when=("shape(x) == shape(y)",),
     ),
+    RewriteRule(
+        "permute_after_weight", "transpose",
+        "Commutative[f](permute_dims(x, axes=p), w) => permute_dims(Commutative[f](x, permute_dims(reshape(w, "
+        "shape=[1] * (rank(x) - rank(w)) + shape(w)), axes=inverse(p))), axes=p)",
+        when=("is_weight(w)", "not is_weight(x)", "rank(w) >= 1", "fits(shape(w), permuted(shape(x), p))"),
+    ),
 )  # fmt: skip
+
+# A permutation only sinks: each rewrite leaves an element-wise operator, or a permutation, less behind the permutations
+# of what is computed at run time, or as many there and one less behind those of weights. So they come to an end.
+TERMINATING = (
+    "cancel_permutes",
+    "identity_permute",
+    "compose_permutes",
+    "permute_of_units_to_reshape",
+    "permute_after_unary",
+    "permute_after_binary",
+    "permute_after_weight",
+    "scalar_before_permute",
+)
