@@ -10,12 +10,13 @@ from onnx import helper
 
 from rlflow_tvm.frontend.expansion import Expansion
 from rlflow_tvm.frontend.fusions import FUSIONS
+from rlflow_tvm.frontend.fusions_attention import ATTENTION
 from rlflow_tvm.frontend.graph import Graph
 
 MICROSOFT = "com.microsoft"
 _EXPANSIONS: dict[str, dict[str, Callable[[Expansion], None]]] = {
     "": {},
-    MICROSOFT: FUSIONS,
+    MICROSOFT: {**ATTENTION, **FUSIONS},
 }
 """Domain -> operator -> how it is expanded. To add one: a function that emits standard nodes, and a line here or in the
 dictionary of its family."""
