@@ -12,11 +12,13 @@ from rlflow_tvm.frontend.expansion import Expansion
 from rlflow_tvm.frontend.fusions import FUSIONS
 from rlflow_tvm.frontend.fusions_attention import ATTENTION
 from rlflow_tvm.frontend.graph import Graph
+from rlflow_tvm.frontend.quantised import QUANTISED, QUANTISED_PRODUCTS
+from rlflow_tvm.frontend.quantised_linear import QUANTISED_LINEAR
 
 MICROSOFT = "com.microsoft"
 _EXPANSIONS: dict[str, dict[str, Callable[[Expansion], None]]] = {
-    "": {},
-    MICROSOFT: {**ATTENTION, **FUSIONS},
+    "": QUANTISED,
+    MICROSOFT: {**ATTENTION, **FUSIONS, **QUANTISED_LINEAR, **QUANTISED_PRODUCTS},
 }
 """Domain -> operator -> how it is expanded. To add one: a function that emits standard nodes, and a line here or in the
 dictionary of its family."""
