@@ -143,8 +143,41 @@ def _quantised_embedding(e: Expansion) -> None:
     embedding(e, tables, "", np.dtype(np.float32))
 
 
+def _matmul_of_bits(e: Expansion) -> None:
+    """A W + bias, the weights in blocks of their own scale and zero along their first axis, 2, 4 or 8 bits each, the
+    first in a byte's lowest. ONNX Runtime may round A to 8 bits (`accuracy_level` 4); here it is not."""
+    x, inner, columns = e.required(0), e.attribute("K"), e.attribute("N")
+    bits, block = e.attribute("bits", 4), e.attribute("block_size")
+    blocks = -(-inner // block)
+    e.attribute("accuracy_level")
+    if e.attribute("weight_prepacked", 0) or bits not in (2, 4, 8):
+        e.refuse(f"with weights of {bits} bits, or packed for one GPU", "quantise the model to 4 or 8 bits anew")
+    packed, scales, zeros = e.constant(e.required(1)), e.constant(e.required(2)), e.constant(e.input(3))
+    if packed is None or scales is None or (e.input(3) and zeros is None):
+        e.refuse("with weights that are computed at run time", "export the model with them as constants")
+    if packed.size != columns * blocks * block * bits // 8:
+        e.refuse(f"with {packed.size} bytes of weights", "the model is damaged, quantise it again")
+    if zeros is None:
+        zeros = np.full((columns, blocks), 2 ** (bits - 1))
+    elif zeros.dtype == np.uint8:
+        zeros = _unpacked(zeros.reshape(columns, -1), bits)[:, :blocks]
+    numbers = _unpacked(packed.reshape(columns, blocks, -1), bits) - zeros.reshape(columns, blocks, 1).astype(
+        np.float32
+    )
+    weights = (numbers * scales.reshape(columns, blocks, 1)).reshape(columns, -1)[:, :inner]
+    found = e.add("MatMul", x, e.tensor(weights.T, e.dtype(x)))
+    e.give(0, e.add("Add", found, e.input(5)) if e.input(5) else found)
+
+
+def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
+    """The numbers of so many bits in each byte, along the last axis."""
+    parts = [packed >> at & 2**bits - 1 for at in range(0, 8, bits)]
+    return np.stack(parts, -1).reshape(*packed.shape[:-1], -1)
+
+
 QUANTISED_LINEAR: dict[str, Callable[[Expansion], None]] = {
     "DequantizeLinear": _dequantize,
+    "MatMulNBits": _matmul_of_bits,
     "QAttention": _quantised_attention,
     "QEmbedLayerNormalization": _quantised_embedding,
     "QLinearAdd": _qlinear_add,

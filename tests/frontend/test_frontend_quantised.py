@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
@@ -49,6 +50,14 @@ def _conv(
 def _matmul(a: np.ndarray = _A, b: np.ndarray = _B, az="u", bz="i", bs="is", y=("ys", "yz"), known=True) -> _Case:
     made = node("QLinearMatMul", ["x", "us", az, "w", bs, bz, *y], ["y"])
     return made, {"x": a} | ({} if known else {"w": b}), {"w": b}
+
+
+def _bits(bits: int, zeros: np.ndarray | None, inner: int, more: Sequence[str] = ()) -> _Case:
+    blocks = -(-inner // 32)
+    weights = {"w": _whole("uint8", 6, blocks, 4 * bits), "s": drawn(6, blocks), "c": drawn(6)}
+    names = ["x", "w", "s", *([] if zeros is None else ["z"]), *more]
+    made = microsoft("MatMulNBits", names, K=inner, N=6, bits=bits, block_size=32)
+    return made, {"x": drawn(2, 3, inner)}, weights | ({} if zeros is None else {"z": zeros})
 
 
 def _gemm(scaled: bool = True, **attrs) -> _Case:
@@ -150,6 +159,12 @@ _NEIGHBOURS: dict[str, _Case] = {
     ),
 }  # fmt: skip
 _FLOATS: dict[str, _Case] = {
+    "four-bits": _bits(4, None, 40),
+    "four-bits-with-zeros": _bits(4, _whole("uint8", 6, 2), 80, ["", "c"]),
+    "four-bits-with-zeros-in-floats": _bits(4, drawn(6, 3) + 8, 80),
+    "eight-bits": _bits(8, None, 64),
+    "eight-bits-with-zeros": _bits(8, _whole("uint8", 6, 3), 96),
+    "two-bits": _bits(2, None, 64),
     "dynamic": (
         microsoft("DynamicQuantizeMatMul", ["x", "w", "rows", "izeros", "c"]),
         {"x": drawn(3, 5)}, {"w": _B, "c": drawn(6)},
