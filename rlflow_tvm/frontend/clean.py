@@ -10,6 +10,7 @@ from onnx import inliner
 
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.affine import fold_affine
+from rlflow_tvm.frontend.expand import claim_operators
 from rlflow_tvm.frontend.fold import fold_constants, infer_types
 from rlflow_tvm.frontend.functions import inline_operators
 from rlflow_tvm.frontend.graph import Graph, attributes, inputs_of, rename_inputs, spell_out_defaults, split
@@ -26,8 +27,9 @@ def clean(model: onnx.ModelProto, label: str, shapes: Shapes | None = None) -> G
     """Check `model`, fix its input shapes and remove all that need not be computed at run time.
 
     In this order: local functions inlined, operator sets below 11 converted, initialisers no longer inputs, input
-    shapes set, shapes and constants folded and control flow unrolled that hangs on them, operators inlined that ONNX
-    defines by others, `Identity` and inference `Dropout` removed, `auto_pad` written out, batch normalisation folded.
+    shapes set, shapes and constants folded, control flow unrolled that hangs on them and ONNX Runtime's operators
+    expanded, operators inlined that ONNX defines by others, `Identity` and inference `Dropout` removed, `auto_pad`
+    written out, batch normalisation folded.
 
     Raises:
         FrontendError: the model is invalid, an input has a dynamic dimension without an entry in `shapes`, or
@@ -38,6 +40,7 @@ def clean(model: onnx.ModelProto, label: str, shapes: Shapes | None = None) -> G
     graph = split(model, label)
     if graph.model.graph.sparse_initializer:
         raise FrontendError(f"{label}: sparse weights are not supported: store them as dense tensors")
+    claim_operators(graph)
     _check(graph)
     for node in graph.model.graph.node:
         if node.op_type == "MeanVarianceNormalization" and not node.domain:  # its shape is inferred by its definition

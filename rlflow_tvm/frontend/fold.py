@@ -12,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.control_flow import CONTROL_FLOW, unrolled
+from rlflow_tvm.frontend.expand import expanded
 from rlflow_tvm.frontend.graph import Graph, attributes, is_short, static_shape, subgraphs
 from rlflow_tvm.frontend.load import one_line
 from rlflow_tvm.frontend.padding import resolve_ceil_mode
@@ -102,7 +103,8 @@ def fold_constants(graph: Graph) -> None:
 
     A round infers shapes, turns `Shape` and `Size` of a static value (and a constant's `CastLike` one) into
     constants and evaluates the nodes whose inputs are all constant; what these leave open is inferred node by node, and
-    by the next round's inference. Control flow that depends on no data is unrolled. Random nodes stay.
+    by the next round's inference. Control flow that depends on no data is unrolled, what ONNX Runtime's tools
+    write is expanded. Random nodes stay.
     """
     while True:
         infer_types(graph)
@@ -111,6 +113,8 @@ def fold_constants(graph: Graph) -> None:
         while ahead:
             node = ahead.pop()
             nodes = unrolled(graph, node)
+            if nodes is None:
+                nodes = expanded(graph, node)
             if nodes is not None:
                 ahead += reversed(nodes)
                 folded += 1

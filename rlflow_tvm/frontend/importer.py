@@ -22,13 +22,12 @@ from rlflow_tvm.frontend.bake import bake_constants
 from rlflow_tvm.frontend.clean import Shapes, clean
 from rlflow_tvm.frontend.control_flow import CONTROL_FLOW
 from rlflow_tvm.frontend.converters import CONVERTERS
+from rlflow_tvm.frontend.expand import MICROSOFT
 from rlflow_tvm.frontend.graph import Graph, attributes
 from rlflow_tvm.frontend.load import load_onnx, one_line
 from rlflow_tvm.frontend.names import Names, parameter_names, with_names
 
-_MICROSOFT = frozenset(
-    {"BiasGelu", "EmbedLayerNormalization", "FastGelu", "Gelu", "MatMulInteger16", "SkipLayerNormalization"}
-)
+_BLOCKED = "com.microsoft.nchwc"
 _HARMLESS = frozenset({"num_outputs", "seed", "storage_order", "tvm_custom"})
 """Attributes that add nothing: Split's outputs are counted, and MaxPool's indices, whose layout this is, refused."""
 _REFUSED = frozenset(
@@ -46,9 +45,7 @@ _REFUSED = frozenset(
     }
 )
 """What TVM's importer takes, and gives other results for than the standard says."""
-_ONE_OUTPUT = frozenset(
-    {"EmbedLayerNormalization", "LayerNormalization", "MaxPool", "RMSNormalization", "SkipLayerNormalization"}
-)
+_ONE_OUTPUT = frozenset({"LayerNormalization", "MaxPool", "RMSNormalization"})
 """Operators whose other outputs TVM's importer leaves out, or fills with zeros."""
 
 
@@ -212,10 +209,15 @@ def _check_operators(graph: Graph) -> None:
                 f"{where}{node.op_type}, control flow that depends on data: export the model with that branch or "
                 "loop unrolled"
             )
+        if node.domain == _BLOCKED:
+            raise FrontendError(
+                f"{where}{node.op_type}, in blocks for the CPU that ONNX Runtime optimised it on: give the model as it "
+                "was before, or optimised with graph_optimization_level=ORT_ENABLE_EXTENDED at most"
+            )
         if not node.domain:
             supported = node.op_type in known.keys() | CONVERTERS and node.op_type not in _REFUSED
         else:
-            supported = node.domain == "com.microsoft" and node.op_type in _MICROSOFT & known.keys()
+            supported = node.domain == MICROSOFT and node.op_type == "MatMulInteger16"
         if not supported:
             raise FrontendError(
                 f"{where}{node.op_type}, which TVM cannot import: export the model without it, or written with "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 from small_weights import NORM, drawn, norm_weights
@@ -79,11 +80,17 @@ def test_a_lone_batch_norm_is_one_product_and_one_sum(make_model, assert_imports
 
 @pytest.mark.parametrize("is_output", [True, False])
 def test_a_batch_norm_of_unknown_rank_is_not_folded(is_output: bool, make_model, assert_imports_right) -> None:
-    """Inference stops at Microsoft's operators. The extents are equal: along any axis the parameters would fit."""
-    norm = node("BatchNormalization", ["g", *NORM], ["y" if is_output else "n"])
-    nodes = [node("Gelu", ["x"], ["g"], domain="com.microsoft"), norm]
+    """Inference stops at an operator that only TVM knows. The extents are equal: along any axis the parameters would
+    fit."""
+    nodes = [
+        node("Cast", ["x"], ["c"], to=onnx.TensorProto.INT16),
+        node("MatMulInteger16", ["c", "w"], ["m"], domain="com.microsoft"),
+        node("Cast", ["m"], ["g"], to=onnx.TensorProto.FLOAT),
+        node("BatchNormalization", ["g", *NORM], ["y" if is_output else "n"]),
+    ]
     nodes += [] if is_output else [node("Relu", ["n"], ["y"])]
-    model = make_model(nodes, {"x": (2, 4, 4, 4)}, ["y"], norm_weights(4))
+    weights = norm_weights(4) | {"w": np.arange(-8, 8, dtype=np.int16).reshape(4, 4)}
+    model = make_model(nodes, {"x": (2, 4, 4, 4)}, ["y"], weights)
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     assert_imports_right(model)
 
