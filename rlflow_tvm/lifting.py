@@ -8,12 +8,13 @@ across the way back, up to the first operator that wants the tensor as it was.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from tvm import relax
 
 from rlflow_tvm.dataflow import Dataflow, Node, substitute
+from rlflow_tvm.ir import known_shape
 
 ELEMENTWISE = frozenset(
     f"relax.{name}"
@@ -69,6 +70,20 @@ class Lifter(ABC):
     @abstractmethod
     def back(self, var: relax.Var, image: relax.Var) -> list[Node]:
         """What makes `var`, which it binds last, of its image."""
+
+
+def is_plain(node: Node, convs: Mapping[str, str], pools: Collection[str], layout: str) -> bool:
+    """Whether it is one of `convs` (operator -> layout of its weights) or `pools` in the usual layouts, its shapes
+    known."""
+    if node.op in convs:
+        attrs = node.value.attrs
+        layouts = attrs.data_layout, attrs.kernel_layout, attrs.out_layout or attrs.data_layout
+        plain = layouts == (layout, convs[node.op], layout)
+    elif node.op in pools:
+        plain = node.value.attrs.layout == layout and node.value.attrs.out_layout in ("", layout)
+    else:
+        return False
+    return plain and all(known_shape(arg.ty) is not None for arg in (node.var, *node.inputs))
 
 
 class _Lifting:

@@ -10,7 +10,7 @@ from tvm import relax
 
 from rlflow_tvm.dataflow import Node, bound
 from rlflow_tvm.ir import known_shape
-from rlflow_tvm.lifting import CONCAT, ELEMENTWISE, Lifter
+from rlflow_tvm.lifting import CONCAT, ELEMENTWISE, Lifter, is_plain
 
 _CONVS = {"relax.nn.conv1d": "OIW", "relax.nn.conv1d_transpose": "IOW"}
 """Operator -> the layout of its weights."""
@@ -23,15 +23,7 @@ class RowLifter(Lifter):
     """Lifts rows to images of one line."""
 
     def begins(self, node: Node) -> bool:
-        if node.op in _CONVS:
-            attrs = node.value.attrs
-            layouts = attrs.data_layout, attrs.kernel_layout, attrs.out_layout or attrs.data_layout
-            plain = layouts == ("NCW", _CONVS[node.op], "NCW")
-        elif node.op in _POOLS:
-            plain = node.value.attrs.layout == "NCW" and node.value.attrs.out_layout in ("", "NCW")
-        else:
-            return False
-        return plain and all(known_shape(arg.ty) is not None for arg in (node.var, *node.inputs))
+        return is_plain(node, _CONVS, _POOLS, "NCW")
 
     def goes_over(self, node: Node) -> bool:
         if node.op != CONCAT and node.op not in ELEMENTWISE:

@@ -14,7 +14,7 @@ from tvm import relax
 
 from rlflow_tvm.dataflow import Node, Template, all_bindings, bound
 from rlflow_tvm.ir import known_shape
-from rlflow_tvm.lifting import CONCAT, ELEMENTWISE, Lifter
+from rlflow_tvm.lifting import CONCAT, ELEMENTWISE, Lifter, is_plain
 
 _CONVS = {"relax.nn.conv3d": "OIDHW", "relax.nn.conv3d_transpose": "IODHW"}
 """Operator -> the layout of its weights."""
@@ -29,17 +29,10 @@ class VolumeLifter(Lifter):
     """Lifts volumes to frames. Of transposed convolutions that are both strided and dilated in depth none is taken."""
 
     def begins(self, node: Node) -> bool:
-        if node.op in _CONVS:
-            attrs = node.value.attrs
-            layouts = attrs.data_layout, attrs.kernel_layout, attrs.out_layout or attrs.data_layout
-            plain = layouts == ("NCDHW", _CONVS[node.op], "NCDHW")
-            if node.op == "relax.nn.conv3d_transpose":
-                plain = plain and 1 in (int(attrs.strides[0]), int(attrs.dilation[0]))
-        elif node.op in _POOLS:
-            plain = node.value.attrs.layout == "NCDHW" and node.value.attrs.out_layout in ("", "NCDHW")
-        else:
+        if not is_plain(node, _CONVS, _POOLS, "NCDHW"):
             return False
-        return plain and all(known_shape(arg.ty) is not None for arg in (node.var, *node.inputs))
+        attrs = node.value.attrs
+        return node.op != "relax.nn.conv3d_transpose" or 1 in (int(attrs.strides[0]), int(attrs.dilation[0]))
 
     def goes_over(self, node: Node) -> bool:
         shape = known_shape(node.var.ty)
