@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,16 +36,16 @@ def _optimised(file: Path, level: str) -> Path:
 @pytest.fixture
 def model(tmp_path: Path) -> Callable[[str], Path]:
     """A small model of the zoo, as a file that may be written beside."""
+    return partial(_saved, tmp_path)
 
-    def saved(name: str) -> Path:
-        if name != "demo":
-            pytest.importorskip("torch")
-            pytest.importorskip("transformers")
-        file = tmp_path / f"{name}.onnx"
-        onnx.save(zoo.load(name), file)
-        return file
 
-    return saved
+def _saved(folder: Path, name: str) -> Path:
+    if name != "demo":
+        pytest.importorskip("torch")
+        pytest.importorskip("transformers")
+    file = folder / f"{name}.onnx"
+    onnx.save(zoo.load(name), file)
+    return file
 
 
 def _differences(file: Path, run: Callable) -> list[float]:
