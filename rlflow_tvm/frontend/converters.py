@@ -1,8 +1,8 @@
 """Converters of single ONNX operators that take the place of TVM's: Relax operators where TVM's importer gives loops
 (`Clip`, `CumSum`, `Einsum`, `Pad`, `Tile`), a stack that is then reduced (`Sum`, `Max`, `Min`, `Mean`) or a computation
-of shapes (`Gather`), and where it gives what cannot be built (`Cosh`, `Equal`, `Pow`, `Sinh`, `Split`) or has another
-type (`Elu`, `OneHot`, `Selu`); and those of operators that it does not know (`LpNormalization`, `ReverseSequence`,
-`recurrent.py`).
+of shapes (`Gather`) or of remainders (`Cast`), and where it gives what cannot be built (`Cosh`, `Equal`, `Pow`, `Sinh`,
+`Split`) or has another type (`Elu`, `OneHot`, `Selu`); and those of operators that it does not know (`LpNormalization`,
+`ReverseSequence`, `recurrent.py`).
 
 Each takes the block builder, the inputs (None where one is left out), the attributes and the operator set, and returns
 the expression, or None where TVM's own converter has to do it.
@@ -14,6 +14,7 @@ import functools
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import onnx
 import tvm
 from tvm import relax
 
@@ -140,6 +141,17 @@ def _cast(expr: relax.Expr, dtype: str) -> relax.Expr:
     if isinstance(expr, tvm.ir.GenericConst):
         return relax.const(expr.value.numpy().astype(dtype), dtype)
     return relax.op.astype(expr, dtype)
+
+
+def _to_int32(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    """Of floats, as the processor does it: for those that int32 does not hold, of which ONNX says nothing, TVM's
+    importer takes remainders in int64, which takes longer than the convolution before it."""
+    x = inputs[0]
+    if attrs.get("to") != onnx.TensorProto.INT32 or isinstance(x, relax.ShapeExpr | tvm.ir.GenericConst):
+        return None
+    if tvm.ir.is_prim_expr(x) or not dtype_of(x).startswith("float"):
+        return None
+    return relax.op.astype(x, "int32")
 
 
 def _equal(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
@@ -292,6 +304,7 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     **HALVES,
     **NORMS,
     **RECURRENT,
+    "Cast": _to_int32,
     "Clip": _clip,
     "Cosh": _cosh,
     "CumSum": _cumsum,

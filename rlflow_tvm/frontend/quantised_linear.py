@@ -134,12 +134,8 @@ def _quantised_embedding(e: Expansion) -> None:
     and their zeros 13 to 17."""
     tables = []
     for place in range(2, 7):
-        if e.input(place):
-            whole = centred(e, e.required(place), e.required(place + 11))
-            tables.append(e.add("Mul", whole.name, e.required(place + 6)))
-        else:
-            e.input(place + 6), e.input(place + 11)
-            tables.append("")
+        name, scale, zero = e.input(place), e.input(place + 6), e.input(place + 11)
+        tables.append(e.add("Mul", centred(e, name, zero).name, scale) if name else "")
     embedding(e, tables, "", np.dtype(np.float32))
 
 

@@ -34,6 +34,14 @@ _OLD = {
 }
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_floats_become_int32_at_once(dtype: str, make_model, assert_imports_right, operators) -> None:
+    nodes = [node("Cast", ["x"], ["y"], to=onnx.TensorProto.INT32)]
+    model = make_model(nodes, {"x": _SHAPE}, ["y"], dtypes={"x": dtype}, out_dtype="int32")
+    x = (1e4 * _array(*_SHAPE)).astype(dtype)
+    assert operators(assert_imports_right(model, tolerance=0, given={"x": x})) == ["astype"]
+
+
 @pytest.mark.parametrize("name", sorted(_OLD))
 def test_old_operator_sets(name: str, make_model, assert_imports_right) -> None:
     opset, nodes, weights = _OLD[name]
