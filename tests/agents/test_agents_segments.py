@@ -9,7 +9,7 @@ from rlflow_tvm.agents.backend import dgl
 from rlflow_tvm.agents.encoder import BothWays
 from rlflow_tvm.agents.segments import segment_max, segment_mean, segment_sum
 
-OURS = {"sum": segment_sum, "mean": segment_mean, "max": segment_max}
+OURS = {"sum": segment_sum, "mean": segment_mean}
 
 
 def gradients(results: list[torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
@@ -34,6 +34,12 @@ def test_a_row_belongs_to_its_segment_alone():
     assert segment_sum(rows, counts).tolist() == [[4, -6], [-5, 6], [0, 0]]
     assert segment_mean(rows, counts).tolist() == [[2, -3], [-5, 6], [0, 0]]
     assert segment_max(rows, counts).tolist() == [[3, -2], [-5, 6], [0, 0]]
+
+
+def test_one_of_equal_rows_has_the_gradient():
+    rows = torch.tensor([[1.0], [2.0], [2.0], [0.0]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(segment_max(rows, torch.tensor([3, 0, 1])).sum(), (rows,))
+    assert gradient.squeeze(1).tolist() == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(("nodes", "edges"), [(1, 0), (1, 2), (6, 9), (30, 90)])
