@@ -124,11 +124,16 @@ def test_every_operator_that_the_import_makes_has_an_exporter() -> None:
 @pytest.fixture(scope="module")
 def rewritten() -> dict[str, tuple[Pair, list[np.ndarray], list[np.ndarray]]]:
     """Rule name -> a sample, arguments, and what TVM makes of it after the rewrite."""
-    found = {rule.name: next(pairs(rule, 1)) for rule in CATALOGUE}
+    found = {rule.name: next(filter(_is_onnx, pairs(rule, 40))) for rule in CATALOGUE}
     rng = np.random.default_rng(0)
     arguments = [_within(pair, pair.arguments(rng)) for pair in found.values()]
     expected = outputs([pair.after for pair in found.values()], arguments, TARGET)
     return {name: (pair, *rest) for (name, pair), *rest in zip(found.items(), arguments, expected, strict=True)}
+
+
+def _is_onnx(pair: Pair) -> bool:
+    """Whether ONNX has the coordinates of its resizes; those that it has no more are refused, see `_REFUSED`."""
+    return "tf_half_pixel_for_nn" not in str(pair.after)
 
 
 def _within(pair: Pair, arguments: list[np.ndarray]) -> list[np.ndarray]:

@@ -15,7 +15,8 @@ from tvm.script import tirx as T
 
 from rlflow_tvm.kernels.llvm.conv import Conv2d
 from rlflow_tvm.kernels.llvm.conv_legalize import CONV_LEGALIZE
-from rlflow_tvm.kernels.llvm.conv_tile import Tile, choose_tile
+from rlflow_tvm.kernels.llvm.conv_tile import Tile, accumulator_registers, choose_tile
+from rlflow_tvm.kernels.target import vector_registers
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": 2})
 
@@ -261,14 +262,19 @@ def test_unknown_layout_is_legalised_by_tvm() -> None:
 
 
 @pytest.mark.parametrize(("pixels", "vectors"), [(13, 12), (49, 32), (1, 1), (729, 2), (55, 4), (7, 63)])
-@pytest.mark.parametrize(("each", "budget"), [(1, 28), (2, 12), (4, 12), (4, 28)])
-def test_tile_fits_the_registers(pixels: int, vectors: int, each: int, budget: int) -> None:
-    tile = choose_tile(pixels, vectors, each, budget)
-    assert tile.pixels * tile.vectors * each <= budget
+@pytest.mark.parametrize(("each", "mcpu"), [(1, "znver4"), (2, "haswell"), (4, "haswell"), (4, "znver4")])
+def test_tile_fits_the_registers(pixels: int, vectors: int, each: int, mcpu: str) -> None:
+    """The sums with a row of weights and a pixel; of one pixel, the weights are read where they are multiplied."""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": 1})
+    tile = choose_tile(pixels, vectors, each, target)
+    row = tile.vectors * each
+    assert tile.pixels * row <= accumulator_registers(target)
+    assert tile.pixels == 1 or tile.pixels * row + row + 1 <= vector_registers(target)
     assert vectors % tile.vectors == 0
     assert tile.pixels <= pixels
 
 
 def test_tile_divides_where_it_can() -> None:
-    assert choose_tile(13, 12, 1, 28) == Tile(13, 2)
-    assert choose_tile(7, 32, 1, 28) == Tile(7, 4)
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "znver4", "num-cores": 1})
+    assert choose_tile(13, 12, 1, target) == Tile(13, 2)
+    assert choose_tile(7, 32, 1, target) == Tile(7, 2)
