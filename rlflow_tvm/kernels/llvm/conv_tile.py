@@ -54,10 +54,11 @@ def most_rows(vectors: int, registers: int) -> int:
     return max(1, (registers - 1) // vectors - 1)
 
 
-def most_sums(vectors: int, target: Target) -> int:
-    """The same, of no more sums than `accumulator_registers`."""
-    budget = accumulator_registers(target) // vectors
-    return max(1, min(budget, most_rows(vectors, vector_registers(target))))
+def most_sums(target: Target) -> list[int]:
+    """The same of `target` by the number of vectors, of no more sums than `accumulator_registers`. For all numbers that
+    a tile may have, as asking LLVM of the processor takes longer than the choice among tiles."""
+    budget, registers = accumulator_registers(target), vector_registers(target)
+    return [0, *(max(1, min(budget // vectors, most_rows(vectors, registers))) for vectors in range(1, budget + 1))]
 
 
 def _cycles(pixels: int, registers: int) -> float:
@@ -79,16 +80,14 @@ def choose_tile(
     pixels of a row to be divided between cores, in parts without tails.
     """
     best, best_cost = Tile(1, 1), float("inf")
-    budget, cores = accumulator_registers(target), num_cores(target)
-    counts = [
-        v for v in range(1, vectors + 1) if vectors % v == 0 and v * registers_each <= max(budget, registers_each)
-    ]
+    most, cores = most_sums(target), num_cores(target)
+    counts = [v for v in range(1, vectors + 1) if vectors % v == 0 and (v == 1 or v * registers_each < len(most))]
     chunks = [c for c in range(1, min(pixels, _CHUNKS * cores) + 1) if pixels % c == 0] if chunked else [1]
     for count, parts in itertools.product(counts, chunks):
         registers = count * registers_each
         length = pixels // parts
         turns = -(-rows * parts * (vectors // count) // cores)
-        for size in range(1, min(length, most_sums(registers, target)) + 1):
+        for size in range(1, min(length, most[registers] if registers < len(most) else 1) + 1):
             whole, tail = divmod(length, size)
             if tail and parts > 1:
                 continue  # the tile's bounds would be those of the row, not of its part

@@ -70,7 +70,7 @@ class PixelProduct:
 
     def tile(self, target: Target) -> PixelTile:
         """The tile with the fewest cycles on all cores of `target`."""
-        lanes, cores = vector_lanes(target), num_cores(target)
+        lanes, cores, most = vector_lanes(target), num_cores(target), most_sums(target)
         outside = self._channels_outside(lanes, cores)
         tiles = []
         for rows, vectors in itertools.product(
@@ -78,7 +78,7 @@ class PixelProduct:
             range(1, min(-(-self.pixels // lanes), _MAX_VECTORS) + 1),
         ):
             whole = self.channels % rows == 0 or self.channels < _FEW_CHANNELS or rows == _FEW_CHANNELS
-            if rows > most_sums(vectors, target) or not whole:
+            if rows > most[vectors] or not whole:
                 continue
             if not self.strided:
                 tiles.append(PixelTile(rows, vectors, outside, self._cycles(rows, vectors, outside, lanes, cores)))

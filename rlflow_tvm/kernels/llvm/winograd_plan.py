@@ -71,8 +71,9 @@ def _plans(shape: ConvShape, size: int, lanes: int, target: Target) -> Iterator[
     height, width = shape.out_size
     tile_rows, tile_columns = -(-height // size), -(-width // size)
     rows = shape.batch * tile_rows
+    sums = most_sums(target)
     for vectors in range(1, min(_MAX_VECTORS, -(-shape.out_channels // lanes)) + 1):
-        most = most_sums(vectors, target)
+        most = sums[vectors]
         for chunk in (count for count in range(1, rows + 1) if rows % count == 0):
             tiles = chunk * tile_columns
             even = -(-tiles // -(-tiles // most))
