@@ -181,7 +181,36 @@ def test_acting_and_updating_agree_and_masked_actions_are_never_taken(policy, ca
             assert log_prob == pytest.approx(float(output.log_probs[batch.site_offsets[number] + site]), abs=1e-5)
             assert value == pytest.approx(float(output.values[number]), abs=1e-5)
             assert policy.action(each, site) in each.site_numbers
-        assert policy.choose(each, None)[0] == int(np.argmax(policy.probabilities(each)[each.site_numbers]))
+
+
+@pytest.mark.parametrize("by_rule", [True, False])
+def test_the_likeliest_is_of_the_likeliest_rule(policy, candidates, by_rule):
+    """Where candidates were drawn by rule: else those of which a rule has many would be outvoted by single ones."""
+    policy.by_rule, outvoted = by_rule, 0
+    for observation in observations(candidates):
+        kept = policy.compact(observation)
+        probabilities = policy.probabilities(kept)[kept.site_numbers]
+        rules = {rule: probabilities[kept.site_rules == rule].sum() for rule in set(kept.site_rules.tolist())}
+        chosen, likeliest = policy.choose(kept, None)[0], int(np.argmax(probabilities))
+        if by_rule:
+            own = kept.site_rules == max(rules, key=rules.__getitem__)
+            assert own[chosen] and probabilities[chosen] == probabilities[own].max()
+            outvoted += int(chosen != likeliest)
+        else:
+            assert chosen == likeliest
+    assert bool(outvoted) == by_rule
+
+
+def test_what_saves_in_many_places_is_likelier_than_what_nobody_knows(policy, candidates):
+    """As the paddings of each block of a ResNeXt are."""
+    new = CandidatePolicy(policy.sizes, CONFIG)
+    torch.nn.init.zeros_(new.score_head.weight)
+    kept = new.compact(observations(candidates)[0])
+    alike = kept.site_rules == kept.site_rules[0]
+    assert alike.sum() > 2
+    told = kept.site_known.copy()
+    told[alike, -1] = 0.2  # below the logarithm of their number
+    assert alike[new.choose(dataclasses.replace(kept, site_known=told), None)[0]]
 
 
 def test_every_parameter_gets_a_gradient(policy, candidates):

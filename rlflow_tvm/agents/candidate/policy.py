@@ -148,8 +148,15 @@ class CandidatePolicy(GraphPolicy[CandidateObservation, CandidateBatch]):
 
     @torch.inference_mode()
     def choose(self, observation: CandidateObservation, rng: np.random.Generator | None) -> tuple[int, float, float]:
+        """One candidate: (index of the site, its log-probability, value of the observation).
+
+        With a generator it is sampled; with None the likeliest is taken, `by_rule` that of the likeliest rule, as in
+        two steps: a rule is not punished for having many candidates, among which it shares its weight.
+        """
         output = self(self.collate([observation]))
-        site = pick(output.log_probs.double().numpy(), rng)
+        log_probs = output.log_probs.double().numpy()
+        likeliest = rng is None and self.by_rule
+        site = _of_likeliest_rule(log_probs, observation.site_rules) if likeliest else pick(log_probs, rng)
         return site, float(output.log_probs[site]), float(output.values[0])
 
     def action(self, observation: CandidateObservation, site: int) -> int:
@@ -179,6 +186,13 @@ def _shared(prior: torch.Tensor, rules: torch.Tensor) -> torch.Tensor:
     most = torch.full((number,), -torch.inf).scatter_reduce(0, rules, prior, "amax")
     weights = (prior - most.index_select(0, rules)).exp()
     return torch.zeros(number).index_add(0, rules, weights).log().index_select(0, rules)
+
+
+def _of_likeliest_rule(log_probs: np.ndarray, rules: np.ndarray) -> int:
+    """The likeliest site of the rule whose sites are together the likeliest, of log-probabilities (S,)."""
+    numbers, which = np.unique(rules, return_inverse=True)
+    likeliest = int(np.bincount(which, np.exp(log_probs), len(numbers)).argmax())
+    return int(np.where(which == likeliest, log_probs, -np.inf).argmax())
 
 
 def _means(rows: torch.Tensor, segment: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
