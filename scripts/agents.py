@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import fcntl
 import json
 import multiprocessing
 import signal
@@ -33,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents_results import read_json
+from agents_results import locked, read_json
 
 from rlflow_tvm import from_onnx
 from rlflow_tvm.agents import AGENTS
@@ -215,14 +214,8 @@ def _settles(run: Run) -> bool:
 def claimed(run: Run, out: Path) -> Iterator[bool]:
     """Whether the run is to be done, here: no other process does it, or has done it; none begins it meanwhile."""
     path = run.path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield not path.exists()
+    with locked(path.with_suffix(".lock")) as ours:
+        yield ours and not path.exists()
 
 
 def do(run: Run, out: Path) -> int:

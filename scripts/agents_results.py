@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,19 @@ def read_json(path: Path) -> Any:
         raise UsageError(f"{path}: cannot be read ({error.strerror}); run the script that writes it first") from None
     except ValueError as error:
         raise UsageError(f"{path}: is no JSON ({error}); remove it, and run the script that writes it again") from None
+
+
+@contextmanager
+def locked(path: Path, wait: bool = False) -> Iterator[bool]:
+    """Whether no other process holds `path`, a file for nothing else, which this one holds meanwhile; `wait` for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:  # closed, it is free again, also where the process is killed
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def read_number(value: float | None) -> float:

@@ -7,7 +7,8 @@ For each seed an agent is trained once (and gone on with where it was interrupte
 for a number of steps, without learning. Beside it stand family search to its own end, and random walks from where the
 agent begins and from the cheapest graphs met (`--search random-restarts`), for as many steps: shares are (gain - 1) of
 (family search's gain - 1).
-Gains are graph gains. Goes on with what is in --out; `scripts/paper.py xrlflow-shapes OUT` prints the table again.
+Gains are graph gains. Goes on with what is in --out; called twice at once (`taskset -c 0`, `-c 1`), one call leaves
+to the other what seeds that is at. `scripts/paper.py xrlflow-shapes OUT` prints the table again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agents import Run, prices, searched
-from agents_results import check_made, read_json
+from agents_results import check_made, locked, read_json
 from papers.shapes import unseen_lines
 
 from rlflow_tvm.agents import AGENTS
@@ -26,22 +27,21 @@ from rlflow_tvm.cli import model_path, parse_target, progress_bar, write_json
 from rlflow_tvm.errors import RlflowError
 from rlflow_tvm.search import Budget, make_search
 from rlflow_tvm.superoptimize import agent_search
-from rlflow_tvm.training import train_on_models
+from rlflow_tvm.training import TrainingOutcome, train_on_models
 
 WALKS, SEARCH = AGAINST = ["random-restarts", "family"]
 """What the agent is held against."""
 
 
-def trained(options: argparse.Namespace, seed: int) -> Path:
-    """The checkpoint of the agent with this seed."""
+def trained(options: argparse.Namespace, seed: int) -> TrainingOutcome:
+    """The agent with this seed."""
     folder = options.out / f"{options.agent}.{seed}"
     with progress_bar(f"seed {seed}") as bar:
-        outcome = train_on_models(
+        return train_on_models(
             {name: model_path(name) for name in options.train}, options.agent, parse_target(options.target),
             steps=options.steps, seed=seed, out=folder, resume=(folder / "agent.safetensors").exists(),
             horizon=options.horizon, predict=options.predict, progress=bar,
         )  # fmt: skip
-    return outcome.checkpoint
 
 
 def tried(options: argparse.Namespace, model: str, seed: int, checkpoint: Path) -> dict[str, Any]:
@@ -54,6 +54,11 @@ def tried(options: argparse.Namespace, model: str, seed: int, checkpoint: Path) 
     if seed == 0:
         searches[SEARCH] = make_search(SEARCH)
     return {"model": model, "seed": seed, **{name: searched(run, each)[1] for name, each in searches.items()}}
+
+
+def rows_there(path: Path) -> list[dict[str, Any]]:
+    """What was found so far, by whichever process."""
+    return read_json(path) if path.exists() else []
 
 
 def main() -> int:
@@ -74,20 +79,25 @@ def main() -> int:
     made = {name: getattr(options, name) for name in ("train", "agent", "steps", "budget", "horizon", "predict")}
     try:
         made |= {"prices": prices(options.target), "against": AGAINST}
-        rows = read_json(path) if path.exists() else []
-        check_made(path, rows, made)
-        there = {(row["model"], row["seed"]) for row in rows}
+        check_made(path, rows_there(path), made)
         for seed in range(options.seeds):
-            left = [model for model in options.unseen if (model, seed) not in there]
-            checkpoint = trained(options, seed) if left else None
-            for model in left:
-                assert checkpoint is not None, "there is one where something is left to be tried"
-                rows.append({**tried(options, model, seed, checkpoint), "made": made})
-                write_json(path, rows)
+            with locked(options.out / f"{options.agent}.{seed}.lock") as ours:
+                there = {(row["model"], row["seed"]) for row in rows_there(path)}
+                left = [model for model in options.unseen if (model, seed) not in there]
+                if not ours and left:
+                    print(f"seed {seed}: another process does it", flush=True)
+                    continue
+                training = trained(options, seed) if left else None
+                for model in left:
+                    assert training is not None, "there is one where something is left to be tried"
+                    found = tried(options, model, seed, training.checkpoint)
+                    row = {**found, "training_secs": training.wall_secs, "made": made}
+                    with locked(options.out / "results.lock", wait=True):
+                        write_json(path, [*rows_there(path), row])
     except RlflowError as error:
         parser.error(str(error))
     print(f"{options.agent}, trained on {', '.join(options.train)}\n")
-    print("\n".join(unseen_lines([row for row in rows if row["model"] in options.unseen])))
+    print("\n".join(unseen_lines([row for row in rows_there(path) if row["model"] in options.unseen])))
     return 0
 
 

@@ -37,6 +37,7 @@ def unseen_lines(rows: Sequence[Row]) -> list[str]:
         gains = [gain(row["agent"]) for row in own]
         method, end = next((pair for pair in (run(row, ENDS) for row in own) if pair), (NOTHING, None))
         best = 1.0 if end is None else gain(end)
+        trainings = [row["training_secs"] for row in own if "training_secs" in row]
         walks = [pair for pair in (run(row, WALKS) for row in own) if pair]
         cells.append(
             [
@@ -47,11 +48,12 @@ def unseen_lines(rows: Sequence[Row]) -> list[str]:
                 told([(each - 1) / (best - 1) for each in gains], 2) if best > 1 else NOTHING,
                 f"{np.median([row['agent']['curve'][-1][0] for row in own]):.0f}",
                 f"{np.median([row['agent']['wall_secs'] for row in own]):.1f}",
+                NOTHING if not trainings else f"{np.median(trainings):.0f}",
             ]
         )  # fmt: skip
     columns = (
         *("unseen", "seeds", "steps", "agent", "random walks", "search", "its gain", "its steps", "share of its gain"),
-        *("agent's steps until its best", "agent, s"),
+        *("agent's steps until its best", "agent, s", "its training, s"),
     )
     return markdown(columns, cells)
 

@@ -194,7 +194,8 @@ def test_the_likeliest_is_of_the_likeliest_rule(policy, candidates, by_rule):
         chosen, likeliest = policy.choose(kept, None)[0], int(np.argmax(probabilities))
         if by_rule:
             own = kept.site_rules == max(rules, key=rules.__getitem__)
-            assert own[chosen] and probabilities[chosen] == probabilities[own].max()
+            assert own[chosen]
+            assert probabilities[chosen] == probabilities[own].max()
             outvoted += int(chosen != likeliest)
         else:
             assert chosen == likeliest
