@@ -93,7 +93,8 @@ def scores(dream: Dream, eyes: Eyes, places: Places, config: WorldModelConfig, e
     for update in range(config.controller_updates):
         dreamt = imagine(dream, ppo.policy, config.dreams, int(np.random.default_rng([seed, update]).integers(2**31)))
         ppo.update(dreamt)
-    policy = SeeingPolicy(ppo.policy, eyes, places)
+    informed = config.controller.informed_share > 0.0  # else it would be told what it never was in its dreams
+    policy = SeeingPolicy(ppo.policy, eyes, places, informed_share=None if informed else 0.0)
     real, cheapest = [], []
     for number in range(EPISODES):
         met: list[tuple[float, GraphState]] = []
