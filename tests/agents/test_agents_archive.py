@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from training_checks import assert_same_training
+from training_checks import TwoModels, assert_same_training
 
 from rlflow_tvm.agents.archive import Archive
 from rlflow_tvm.agents.collect import collect_episode, episode_rng
@@ -86,27 +86,8 @@ def test_training_begins_episodes_at_the_cheapest_graphs_and_tells_returns_of_th
     assert result.best_return == max(each.total_reward for each in seen if not each.remembered)
 
 
-def test_a_model_of_which_nothing_is_found_has_its_part_of_the_episodes(toy, tmp_path):
+def test_a_model_of_which_nothing_is_found_has_its_part_of_the_episodes(tmp_path):
     """They begin at no remembered graph; and a resumed training has the same."""
-
-    class TwoModels(toy.ToyRewriteEnv):
-        """As `ManyModelsEnv`; of the poor one nothing can be rewritten."""
-
-        models = ("poor", "rich")
-
-        def begin(self, seed, options):
-            start = (options or {}).get("start", {})
-            info = super().begin(seed, options if "plan" in start else {})
-            self.model = start.get("model", self.models[int(self.np_random.integers(2))])
-            if self.model == "poor":
-                self.state = self.cheapest = ((toy.HOT,), ())
-            return {**info, "run_secs": toy.cost(self.state) * 1e-3}
-
-        def move(self, action):
-            *moved, info = super().move(action)
-            if "episode" in info:
-                info["episode"] |= {"model": self.model, "step": self.better}
-            return *moved, info
 
     env, config, seen = TwoModels(length=4), dataclasses.replace(CONFIG, remembered_share=0.75), []
     train(env, config, 800, 0, tmp_path / "straight", on_episode=seen.append)

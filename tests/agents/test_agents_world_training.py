@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from training_checks import SMALL, assert_same_training, curve, known_of, most_of, state
+from training_checks import SMALL, TwoModels, assert_same_training, curve, known_of, most_of, state
 
 from rlflow_tvm.agents import load_agent
 from rlflow_tvm.agents.config import PPOConfig
@@ -23,7 +23,7 @@ from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.learning import Learner, SitesLearner
 from rlflow_tvm.agents.world.real import JUDGED, RealEpisodes
 from rlflow_tvm.agents.world.rollouts import Rollouts
-from rlflow_tvm.agents.world.training import _Training, train
+from rlflow_tvm.agents.world.training import _Training, mean_return, train
 from rlflow_tvm.errors import AgentError
 
 
@@ -266,6 +266,20 @@ def test_episodes_are_kept_with_what_was_known_before_them(short):
         for kept in episode.observations:
             assert np.array_equal(kept.site_known, places.known(kept.site_places))
         places.learn([episode])
+
+
+def test_of_several_models_controllers_are_judged_on_each_in_turn(tmp_path):
+    """Whatever is drawn: else the best would be one that was judged where much is to be gained."""
+    for seed in range(3):
+        real = RealEpisodes(TwoModels(length=4, horizon=8), SMALL, seed, tmp_path / str(seed))
+        real.begin()
+        real.collect_until(100, 0, UniformPolicy(real.sizes))
+        judged = real.rollouts.episodes[::JUDGED]
+        assert len(judged) > 3
+        assert [each.summary["model"] for each in judged] == [("poor", "rich")[n % 2] for n in range(len(judged))]
+        assert all(each.likeliest and not each.remembered for each in judged)
+    returns = [("a", 1.0), ("b", 5.0), ("a", 3.0)]
+    assert mean_return([Episode(rewards=[paid], summary={"model": model}) for model, paid in returns]) == 3.5
 
 
 def test_episodes_begin_at_graphs_of_the_same_iteration(env, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from toy_env import ToyRewriteEnv
+from toy_env import HOT, ToyRewriteEnv, cost
 
 from rlflow_tvm.agents.checkpoint import load_checkpoint
 from rlflow_tvm.agents.config import PPOConfig
@@ -73,6 +73,27 @@ def assert_same_training(one, other):
     assert [name for name, value in tensors.items() if not torch.equal(value, tensors2[name])] == []
     assert description == description2
     assert curve(one) == curve(other)
+
+
+class TwoModels(ToyRewriteEnv):
+    """As `ManyModelsEnv`; of the poor one nothing can be rewritten."""
+
+    models = ("poor", "rich")
+
+    def begin(self, seed, options):
+        start = (options or {}).get("start", {})
+        own = {name: value for name, value in (options or {}).items() if name != "start" or "plan" in value}
+        info = super().begin(seed, own)
+        self.model = start.get("model", self.models[int(self.np_random.integers(2))])
+        if self.model == "poor":
+            self.state = self.cheapest = ((HOT,), ())
+        return {**info, "run_secs": cost(self.state) * 1e-3}
+
+    def move(self, action):
+        *moved, info = super().move(action)
+        if "episode" in info:
+            info["episode"] |= {"model": self.model, "step": self.better}
+        return *moved, info
 
 
 class Announced(ToyRewriteEnv):

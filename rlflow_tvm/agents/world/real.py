@@ -122,15 +122,19 @@ class RealEpisodes:
 
     def collect_until(self, steps: float, before: int, policy: Acting) -> None:
         """Episodes until there are so many steps: of those after the first `before`, one in `JUDGED` takes the
-        likeliest actions from the beginning, as the agent will, and judges the policy. The others begin there or at one
+        likeliest actions from the beginning, as the agent will, and judges the policy; of several models each in turn,
+        so that controllers are judged on the same ones, whatever is drawn. The others begin there or at one
         of the cheapest graphs met until then; one in `JUDGED`, the second, puts together what is known, if the
         controller's settings have such episodes, and of the rest actions are drawn."""
         archive = self._archive(len(self.rollouts.episodes))
+        models = getattr(self.env.unwrapped, "models", ())
 
         def opening(number: int) -> Opening:
             turn = (number - before) % JUDGED
             if turn == 0:
-                return Opening(likeliest=True)
+                judged = (number - before) // JUDGED
+                start = {"model": models[judged % len(models)]} if len(models) > 1 else None
+                return Opening(start, likeliest=True)
             gathers = turn == 1 and self._config.controller.likeliest_every > 0
             return Opening(archive.start(self._seed, number), likeliest=gathers, gathers=gathers)
 

@@ -23,6 +23,7 @@ from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.pool import Workers
 from rlflow_tvm.agents.ppo import PPO, load_parameters, optimizer_tensors, policy_tensors, restore_optimizer
 from rlflow_tvm.agents.progress import ProgressLog
+from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.torch_settings import torch_settings
 from rlflow_tvm.agents.training import (
     OnEpisode,
@@ -228,7 +229,7 @@ class _Training:
         self.real.collect_until(wanted, counts.tried_from, policy)
         episodes = self.real.rollouts.episodes[counts.tried_from :: JUDGED]
         if episodes:
-            counts.mean_return = float(np.mean([episode.total_reward for episode in episodes]))
+            counts.mean_return = mean_return(episodes)
             counts.mean_length = float(np.mean([len(episode) for episode in episodes]))
             self._log({"real/return": counts.mean_return, "real/length": counts.mean_length})
         score_now = counts.mean_return if episodes else None
@@ -313,6 +314,14 @@ class _Training:
             description["learner"],
         )
         self.best = {name: value for name, value in tensors.items() if name.startswith(("policy.", "agent.world."))}
+
+
+def mean_return(episodes: Sequence[Episode]) -> float:
+    """Of several models' episodes the mean of each model's: one may have been judged on once more than another."""
+    returns: dict[str, list[float]] = {}
+    for episode in episodes:
+        returns.setdefault(episode.summary.get("model", ""), []).append(episode.total_reward)
+    return float(np.mean([np.mean(each) for each in returns.values()]))
 
 
 def places_in(tensors: Mapping[str, torch.Tensor]) -> Places:
