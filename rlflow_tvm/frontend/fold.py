@@ -16,6 +16,7 @@ from rlflow_tvm.frontend.expand import expanded
 from rlflow_tvm.frontend.graph import Graph, attributes, is_short, static_shape, subgraphs
 from rlflow_tvm.frontend.load import one_line
 from rlflow_tvm.frontend.padding import resolve_ceil_mode
+from rlflow_tvm.frontend.sequences import taken_apart
 
 _RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli"})
 _MOST_ELEMENTS = 2**30
@@ -101,10 +102,10 @@ def _longest_range(graph: Graph) -> float:
 def fold_constants(graph: Graph) -> None:
     """Evaluate all that is known before the model runs, until nothing more is found.
 
-    A round infers shapes, turns `Shape` and `Size` of a static value (and a constant's `CastLike` one) into
+    A round infers shapes, turns `Shape`, `Size` and `EyeLike` of a static value (and a constant's `CastLike` one) into
     constants and evaluates the nodes whose inputs are all constant; what these leave open is inferred node by node, and
-    by the next round's inference. Control flow that depends on no data is unrolled, what ONNX Runtime's tools
-    write is expanded. Random nodes stay.
+    by the next round's inference. Control flow that depends on no data is unrolled, sequences of known
+    tensors are taken apart, what ONNX Runtime's tools write is expanded. Random nodes stay.
     """
     while True:
         infer_types(graph)
@@ -113,6 +114,8 @@ def fold_constants(graph: Graph) -> None:
         while ahead:
             node = ahead.pop()
             nodes = unrolled(graph, node)
+            if nodes is None:
+                nodes = taken_apart(graph, node)
             if nodes is None:
                 nodes = expanded(graph, node)
             if nodes is not None:
