@@ -150,7 +150,7 @@ def _infer_node(graph: Graph, node: onnx.NodeProto) -> None:
     known = all(name in graph.constants or name in graph.types for name in names)
     if not known or not onnx.defs.has(node.op_type, version, node.domain):
         return
-    with contextlib.suppress(onnx.shape_inference.InferenceError):
+    with contextlib.suppress(onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
         found = onnx.shape_inference.infer_node_outputs(
             onnx.defs.get_schema(node.op_type, version, node.domain),
             node,
