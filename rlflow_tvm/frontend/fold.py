@@ -169,6 +169,9 @@ def _value(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
     if node.op_type in ("Shape", "Size"):
         shape = graph.shape(node.input[0])
         return None if shape is None else [_shape_value(node, shape)]
+    if node.op_type == "EyeLike":
+        shape = graph.shape(node.input[0])
+        return None if shape is None else [_identity_matrix(graph, node, shape)]
     if node.op_type == "CastLike" and node.input[0] in graph.constants and (like := graph.types.get(node.input[1])):
         return [graph.constants[node.input[0]].astype(helper.tensor_dtype_to_np_dtype(like.elem_type))]
     if subgraphs(node):
@@ -194,6 +197,15 @@ def _shape_value(node: onnx.NodeProto, shape: tuple[int, ...]) -> np.ndarray:
         return np.array(int(np.prod(shape, dtype=np.int64)), np.int64)
     attrs = attributes(node)
     return np.array(shape[attrs.get("start", 0) : attrs.get("end", len(shape))], np.int64)
+
+
+def _identity_matrix(graph: Graph, node: onnx.NodeProto, shape: tuple[int, ...]) -> np.ndarray:
+    if math.prod(shape) > _MOST_ELEMENTS:
+        raise _too_large(graph, node, shape)
+    attrs = attributes(node)
+    elem_type = attrs.get("dtype") or graph.type_of(node.input[0]).tensor_type.elem_type
+    rows, columns = shape  # ONNX's inference has looked
+    return np.eye(rows, columns, attrs.get("k", 0), dtype=helper.tensor_dtype_to_np_dtype(elem_type))
 
 
 def _too_large(graph: Graph, node: onnx.NodeProto, shape: tuple[int, ...]) -> FrontendError:
