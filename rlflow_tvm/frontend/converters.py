@@ -1,8 +1,8 @@
 """Converters of single ONNX operators that take the place of TVM's: Relax operators where TVM's importer gives loops
 (`Clip`, `CumSum`, `Einsum`, `Pad`, `Tile`), a stack that is then reduced (`Sum`, `Max`, `Min`, `Mean`) or a computation
 of shapes (`Gather`) or of remainders (`Cast`), and where it gives what cannot be built (`Cosh`, `Equal`, `Pow`, `Sinh`,
-`Split`) or has another type (`Elu`, `OneHot`, `Selu`); and those of operators that it does not know (`LpNormalization`,
-`ReverseSequence`, `recurrent.py`).
+`Split`), has another type (`Elu`, `OneHot`, `Selu`) or does not read all attributes (`IsInf`); and those of operators
+that it does not know (`LpNormalization`, `ReverseSequence`, `recurrent.py`).
 
 Each takes the block builder, the inputs (None where one is left out), the attributes and the operator set, and returns
 the expression, or None where TVM's own converter has to do it.
@@ -76,6 +76,8 @@ _PAD_MODES = {b"constant": "constant", b"edge": "replicate", b"reflect": "reflec
 def _pad(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
     mode, shape = attrs.get("mode", b"constant"), [int(extent) for extent in inputs[0].ty.shape.values]
     given = [inputs[1], inputs[2], inputs[3]]
+    if mode == b"wrap" and isinstance(given[0], tvm.ir.GenericConst) and (given[0].value.numpy() < 0).any():
+        raise ValueError("mode 'wrap' with negative pads pads with other elements in TVM than in ONNX Runtime")
     if mode not in _PAD_MODES or not all(g is None or isinstance(g, tvm.ir.GenericConst) for g in given):
         return None
     pads = given[0].value.numpy().tolist()
@@ -161,6 +163,18 @@ def _equal(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> 
     return relax.op.logical_not(bb.normalize(relax.op.logical_xor(inputs[0], inputs[1])))
 
 
+def _is_inf(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    """Of one sign only, or of none."""
+    x, signs = inputs[0], (attrs.get("detect_positive", 1), attrs.get("detect_negative", 1))
+    if all(signs):
+        return None
+    either = bb.normalize(relax.op.isinf(x))
+    if not any(signs):
+        return relax.op.logical_and(either, relax.op.logical_not(either))
+    side = relax.op.greater if signs[0] else relax.op.less
+    return relax.op.logical_and(either, side(x, relax.const(0, dtype_of(x))))
+
+
 def _prelu(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
     data, slope = ([int(extent) for extent in x.ty.shape.values] for x in (inputs[0], inputs[1]))
     if len(slope) > len(data) or any(s not in (1, d) for s, d in zip(slope[::-1], data[::-1], strict=False)):
@@ -200,8 +214,10 @@ def _elu(
 
 def _one_hot(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
     indices, depth, values = inputs[0], inputs[1], inputs[2]
-    if not all(isinstance(x, tvm.ir.GenericConst) for x in (depth, values)) or "float" in dtype_of(indices):
+    if not all(isinstance(x, tvm.ir.GenericConst) for x in (depth, values)):
         return None
+    if dtype_of(indices) not in ("int32", "int64"):  # floats are cut off, and 8 bits may not hold the depth
+        indices = bb.normalize(relax.op.astype(indices, "int64"))
     extent, dtype = int(depth.value.numpy().item()), dtype_of(values)  # TVM takes the numbers for float64 or int64
     off, on = (tvm.tirx.const(value, dtype) for value in values.value.numpy().tolist())
     wrapped = relax.op.add(indices, relax.const(extent, dtype_of(indices)))
@@ -316,6 +332,7 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     "GatherND": _gather_nd,
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": _hard_swish,
+    "IsInf": _is_inf,
     "Max": functools.partial(_pairwise, relax.op.maximum),
     "Mean": _mean,
     "Min": functools.partial(_pairwise, relax.op.minimum),

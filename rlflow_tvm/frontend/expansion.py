@@ -45,6 +45,12 @@ class Expansion:
         value = self._attributes.get(name, default)
         return value.decode() if isinstance(value, bytes) else value
 
+    def needed(self, name: str) -> Any:
+        """Value of an attribute; FrontendError where it is left out."""
+        if name not in self._attributes:
+            self.refuse(f"without the attribute {name!r}", "the model is damaged, export it again")
+        return self.attribute(name)
+
     def passed(self, *names: str) -> dict[str, Any]:
         """Those of these attributes that there are."""
         return {name: self.attribute(name) for name in names if name in self._attributes}
@@ -103,6 +109,19 @@ class Expansion:
         else:
             found = self.add("Split", x, self.tensor(sizes, np.int64), outputs=len(sizes), axis=axis)
         return [found] if len(sizes) == 1 else found
+
+    def squeeze(self, x: str, axis: int) -> str:
+        """`x` without an axis of 1."""
+        return self._of_axis("Squeeze", x, axis)
+
+    def unsqueeze(self, x: str, axis: int) -> str:
+        """`x` with an axis of 1 more."""
+        return self._of_axis("Unsqueeze", x, axis)
+
+    def _of_axis(self, operator: str, x: str, axis: int) -> str:
+        if self.graph.opset < 13:
+            return self.add(operator, x, axes=[axis])
+        return self.add(operator, x, self.tensor([axis], np.int64))
 
     def mean(self, x: str, axes: Sequence[int]) -> str:
         """The mean over some axes, which stay as 1."""

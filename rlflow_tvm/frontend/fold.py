@@ -16,6 +16,7 @@ from rlflow_tvm.frontend.expand import expanded
 from rlflow_tvm.frontend.graph import Graph, attributes, is_short, static_shape, subgraphs
 from rlflow_tvm.frontend.load import one_line
 from rlflow_tvm.frontend.padding import resolve_ceil_mode
+from rlflow_tvm.frontend.sequences import taken_apart
 
 _RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli"})
 _MOST_ELEMENTS = 2**30
@@ -101,10 +102,10 @@ def _longest_range(graph: Graph) -> float:
 def fold_constants(graph: Graph) -> None:
     """Evaluate all that is known before the model runs, until nothing more is found.
 
-    A round infers shapes, turns `Shape` and `Size` of a static value (and a constant's `CastLike` one) into
+    A round infers shapes, turns `Shape`, `Size` and `EyeLike` of a static value (and a constant's `CastLike` one) into
     constants and evaluates the nodes whose inputs are all constant; what these leave open is inferred node by node, and
-    by the next round's inference. Control flow that depends on no data is unrolled, what ONNX Runtime's tools
-    write is expanded. Random nodes stay.
+    by the next round's inference. Control flow that depends on no data is unrolled, sequences of known
+    tensors are taken apart, what ONNX Runtime's tools write is expanded. Random nodes stay.
     """
     while True:
         infer_types(graph)
@@ -113,6 +114,8 @@ def fold_constants(graph: Graph) -> None:
         while ahead:
             node = ahead.pop()
             nodes = unrolled(graph, node)
+            if nodes is None:
+                nodes = taken_apart(graph, node)
             if nodes is None:
                 nodes = expanded(graph, node)
             if nodes is not None:
@@ -147,7 +150,7 @@ def _infer_node(graph: Graph, node: onnx.NodeProto) -> None:
     known = all(name in graph.constants or name in graph.types for name in names)
     if not known or not onnx.defs.has(node.op_type, version, node.domain):
         return
-    with contextlib.suppress(onnx.shape_inference.InferenceError):
+    with contextlib.suppress(onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
         found = onnx.shape_inference.infer_node_outputs(
             onnx.defs.get_schema(node.op_type, version, node.domain),
             node,
@@ -166,6 +169,9 @@ def _value(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
     if node.op_type in ("Shape", "Size"):
         shape = graph.shape(node.input[0])
         return None if shape is None else [_shape_value(node, shape)]
+    if node.op_type == "EyeLike":
+        shape = graph.shape(node.input[0])
+        return None if shape is None else [_identity_matrix(graph, node, shape)]
     if node.op_type == "CastLike" and node.input[0] in graph.constants and (like := graph.types.get(node.input[1])):
         return [graph.constants[node.input[0]].astype(helper.tensor_dtype_to_np_dtype(like.elem_type))]
     if subgraphs(node):
@@ -191,6 +197,15 @@ def _shape_value(node: onnx.NodeProto, shape: tuple[int, ...]) -> np.ndarray:
         return np.array(int(np.prod(shape, dtype=np.int64)), np.int64)
     attrs = attributes(node)
     return np.array(shape[attrs.get("start", 0) : attrs.get("end", len(shape))], np.int64)
+
+
+def _identity_matrix(graph: Graph, node: onnx.NodeProto, shape: tuple[int, ...]) -> np.ndarray:
+    if math.prod(shape) > _MOST_ELEMENTS:
+        raise _too_large(graph, node, shape)
+    attrs = attributes(node)
+    elem_type = attrs.get("dtype") or graph.type_of(node.input[0]).tensor_type.elem_type
+    rows, columns = shape  # ONNX's inference has looked
+    return np.eye(rows, columns, attrs.get("k", 0), dtype=helper.tensor_dtype_to_np_dtype(elem_type))
 
 
 def _too_large(graph: Graph, node: onnx.NodeProto, shape: tuple[int, ...]) -> FrontendError:

@@ -24,6 +24,7 @@ _ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
     "Softplus": (),
     "Softsign": (),
     "Tanh": (),
+    "Selu": ("alpha", "gamma"),
     "ThresholdedRelu": ("alpha",),
 }
 """Their parameters, in the order of `activation_params`."""
@@ -32,6 +33,8 @@ _ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
 def _activated(e: Expansion, x: str, kind: str, parameters: Mapping[str, Any]) -> str:
     if not kind:
         return x
+    if kind == "HardSwish":  # the standard has it from opset 14 on
+        return e.add("Mul", x, e.add("HardSigmoid", x, alpha=1 / 6, beta=0.5))
     if kind not in _ACTIVATIONS:
         e.refuse(f"with the activation {kind!r}")
     return e.add(kind, x, **parameters)
@@ -161,8 +164,8 @@ def layer_norm(e: Expansion, x: str, axes: Sequence[int], dtype: np.dtype, scale
 
 
 def rms_norm(e: Expansion, x: str, axes: Sequence[int], dtype: np.dtype, scale: str) -> str:
-    """x / sqrt(mean of x^2 + epsilon) scale, as `layer_norm`."""
-    return e.add("Mul", _over_root(e, _widened(e, x, dtype), axes, dtype), scale)
+    """x / sqrt(mean of x^2 + epsilon) scale, as `layer_norm`, in the type of the scale."""
+    return e.add("Mul", _over_root(e, _widened(e, x, dtype), axes, e.dtype(scale)), scale)
 
 
 def _widened(e: Expansion, x: str, dtype: np.dtype) -> str:
@@ -193,6 +196,15 @@ def _layer_normalization(e: Expansion) -> None:
     x, scale, shift = e.required(0), e.required(1), e.input(2)
     _check_stash_type(e)
     e.give(0, layer_norm(e, x, _last_axes(e, x), e.dtype(x), scale, shift))
+
+
+def _group_normalization(e: Expansion) -> None:
+    """That of opset 18, with a scale and a shift for each group: groups are the channels of an instance norm."""
+    x, scale, shift = e.required(0), e.required(1), e.required(2)
+    shape = e.shape(x)
+    groups = e.reshape(x, [shape[0], e.needed("num_groups"), -1])
+    normed = e.add("InstanceNormalization", groups, scale, shift, epsilon=_epsilon(e))
+    e.give(0, e.reshape(normed, shape))
 
 
 def _simplified_layer_normalization(e: Expansion) -> None:
@@ -263,6 +275,7 @@ FUSIONS: dict[str, Callable[[Expansion], None]] = {
     "FusedGemm": _fused_gemm,
     "FusedMatMul": _fused_matmul,
     "Gelu": _gelu,
+    "GroupNormalization": _group_normalization,
     "LayerNormalization": _layer_normalization,
     "NhwcConv": _nhwc_conv,
     "QuickGelu": _quick_gelu,

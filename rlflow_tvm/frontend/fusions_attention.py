@@ -15,6 +15,8 @@ from rlflow_tvm.frontend.expansion import Expansion
 
 _DAMAGED = "the model is damaged, optimise it again"
 _NO_CACHE = "export the model without a cache (use_cache=False), or with standard operators"
+_FILTER = -10000.0
+"""What `mask_filter_value` is where it is left out."""
 
 
 def _to_heads(e: Expansion, x: str, batch: int, heads: int, extent: int) -> str:
@@ -30,10 +32,15 @@ def _from_heads(e: Expansion, x: str, batch: int, length: int) -> str:
 def _attend(e: Expansion, q: str, k: str, v: str, scale: float, dtype: np.dtype, added: Sequence[str]) -> str:
     """softmax(scale Q K^T + all that is `added`) V, each (B, N, S or T, H)."""
     scores = e.add("Mul", e.add("MatMul", q, e.add("Transpose", k, perm=[0, 1, 3, 2])), e.tensor(scale, dtype))
+    return e.add("MatMul", e.add("Softmax", _plus(e, scores, added), axis=-1), v)
+
+
+def _plus(e: Expansion, scores: str, added: Sequence[str]) -> str:
+    """The scores and what is added to them, as far as it is there."""
     for name in added:
         if name:
             scores = e.add("Add", scores, name)
-    return e.add("MatMul", e.add("Softmax", scores, axis=-1), v)
+    return scores
 
 
 def _scale(e: Expansion, extent: int) -> float:
@@ -41,10 +48,12 @@ def _scale(e: Expansion, extent: int) -> float:
     return float(e.attribute("scale", 0.0)) or 1 / math.sqrt(extent)
 
 
-def _causal(e: Expansion, length: int, total: int, dtype: np.dtype, window: int = 0) -> str:
+def _causal(e: Expansion, length: int, total: int, past: int, dtype: np.dtype, window: int = 0) -> str:
     """(1, 1, S, T), the least number where a token is later than the one that looks, or lies `window` before it or
-    more; the last of T is the last of S."""
-    ahead = np.arange(total)[None] - (np.arange(length)[:, None] + total - length)
+    more; the first of S is that of T behind the `past`, and the last of S sees all that are later, of which there are
+    some where keys are others than queries."""
+    ahead = np.arange(total)[None] - (np.arange(length)[:, None] + past)
+    ahead[-1] = np.minimum(ahead[-1], 0)  # so does ONNX Runtime
     hidden = (ahead > 0) | (ahead <= -window if window else np.zeros_like(ahead, bool))
     return e.tensor(np.where(hidden, np.finfo(dtype).min, 0)[None, None], dtype)
 
@@ -55,7 +64,7 @@ def _padding(e: Expansion, mask: str, batch: int, length: int, total: int, dtype
     A mask is (B, T) or (B, S, T), not above 0 where they are, or the numbers of the tokens at which those of each row
     end (B), then those at which they begin (2 B).
     """
-    hidden_by = float(e.attribute("mask_filter_value", -10000.0))
+    hidden_by = float(e.attribute("mask_filter_value", _FILTER))
     if not mask:
         return ""
     shape, numbers = e.shape(mask), e.dtype(mask)
@@ -72,13 +81,24 @@ def _padding(e: Expansion, mask: str, batch: int, length: int, total: int, dtype
     return e.add("Where", seen, e.tensor(0, dtype), e.tensor(hidden_by, dtype))
 
 
+def _hidden(e: Expansion, padding: str, causal: str, dtype: np.dtype) -> str:
+    """What both add to the scores, the least number in the place of minus infinity: in rows of which all is hidden
+    what either hides counts the same."""
+    if not padding or not causal:
+        return padding or causal
+    both, least = e.add("Add", padding, causal), np.finfo(dtype).min
+    if float(e.attribute("mask_filter_value", _FILTER)) > float(least) * 2.0**-26:  # lost beside the least number
+        return both
+    return e.add("Max", both, e.tensor(least, dtype))
+
+
 def self_attention(e: Expansion, projected: str, shape: Sequence[int], dtype: np.dtype, places: Sequence[int]) -> None:
     """Give `Attention`'s outputs from its product: queries, keys and values side by side, (B, S, all their extents).
 
     `shape`: (B, S, all their extents). `places`: of the inputs mask, past and bias of the scores (-1: it has none).
     """
     batch, length, extent = shape
-    heads = e.attribute("num_heads")
+    heads = e.needed("num_heads")
     sizes = list(e.attribute("qkv_hidden_sizes", [extent // 3] * 3))
     for name in ("do_rotary", "past_present_share_buffer"):
         if e.attribute(name, 0):
@@ -89,13 +109,14 @@ def self_attention(e: Expansion, projected: str, shape: Sequence[int], dtype: np
         for part, size in zip(e.split(projected, 2, sizes), sizes, strict=True)
     )
     total = length
-    if past:
-        before = e.shape(past)[3]
+    before = e.shape(past)[3] if past else 0
+    if before:
         kept = (e.reshape(part, [batch, heads, before, -1]) for part in e.split(past, 0, [1, 1]))
         k, v = (e.add("Concat", old, new, axis=2) for old, new in zip(kept, (k, v), strict=True))
         total += before
-    causal = _causal(e, length, total, dtype) if e.attribute("unidirectional", 0) else ""
-    added = [_padding(e, mask, batch, length, total, dtype), causal, bias]
+    causal = _causal(e, length, total, total - length, dtype) if e.attribute("unidirectional", 0) else ""
+    masks = _hidden(e, _padding(e, mask, batch, length, total, dtype), causal, dtype)
+    added = [masks, bias]
     found = _attend(e, q, k, v, _scale(e, sizes[0] // heads), dtype, added)
     e.give(0, _from_heads(e, found, batch, length))
     if e.wants(1):
@@ -114,7 +135,7 @@ def _attention(e: Expansion) -> None:
 def _multi_head_attention(e: Expansion) -> None:
     """Of queries (B, S, N H), and keys and values as these or as heads already."""
     query, key, value = e.required(0), e.input(1), e.input(2)
-    heads = e.attribute("num_heads")
+    heads = e.needed("num_heads")
     if len(e.shape(query)) != 3 or not key or not value or len(e.shape(key)) not in (3, 4):
         e.refuse("with queries, keys and values in one tensor", "optimise the model for the CPU (use_gpu=False)")
     dtype, given = e.dtype(query), [query, key, value]
@@ -136,11 +157,13 @@ def _multi_head_attention(e: Expansion) -> None:
             for x, name in zip(given[1:], (key, value), strict=True)
         )
     )
+    past = e.shape(e.input(6))[2] if e.input(6) else 0
     if e.input(6):
-        total += e.shape(e.required(6))[2]
         k, v = e.add("Concat", e.input(6), k, axis=2), e.add("Concat", e.required(7), v, axis=2)
-    causal = _causal(e, length, total, dtype) if e.attribute("unidirectional", 0) else ""
-    added = [_padding(e, e.input(4), batch, length, total, dtype), causal, e.input(5)]
+    total += past
+    causal = _causal(e, length, total, past, dtype) if e.attribute("unidirectional", 0) else ""
+    masks = _hidden(e, _padding(e, e.input(4), batch, length, total, dtype), causal, dtype)
+    added = [masks, e.input(5)]
     e.give(0, _from_heads(e, _attend(e, q, k, v, _scale(e, hidden // heads), dtype, added), batch, length))
     for place, name in ((1, k), (2, v)):
         if e.wants(place):
@@ -154,7 +177,7 @@ def _group_query_attention(e: Expansion) -> None:
     does not define.
     """
     query, key, value = e.required(0), e.input(1), e.input(2)
-    heads, groups = e.attribute("num_heads"), e.attribute("kv_num_heads")
+    heads, groups = e.needed("num_heads"), e.needed("kv_num_heads")
     batch, length, hidden = e.shape(query)
     dtype = e.dtype(query)
     e.required(5)
@@ -192,9 +215,11 @@ def _group_query_attention(e: Expansion) -> None:
     if cap:
         bound = e.tensor(cap, dtype)
         scores = e.add("Mul", e.add("Tanh", e.add("Div", scores, bound)), bound)
-    scores = e.add("Add", scores, _causal(e, length, length, dtype, max(e.attribute("local_window_size", -1), 0)))
-    if e.input(10):
-        scores = e.add("Add", scores, e.input(10))
+    window = e.attribute("local_window_size", -1)
+    if window == 0:
+        e.refuse("with a window of no tokens", _DAMAGED)
+    window = max(window, 0)
+    scores = _plus(e, scores, [_causal(e, length, length, 0, dtype, window), e.input(10)])
     seen = e.reshape(e.add("Softmax", scores, axis=-1), [batch, groups, -1, length])
     found = e.reshape(e.add("MatMul", seen, v), [batch, heads, length, extent])
     e.give(0, _from_heads(e, found, batch, length))

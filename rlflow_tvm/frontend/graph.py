@@ -33,6 +33,8 @@ class Graph:
     """Inferred tensor type of each value (filled by `infer_types`)."""
     called: tuple[str, ...] = ()
     """What the file calls the outputs: cleaning may take another value for one."""
+    sequences: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The tensors that a sequence holds, where these are known (filled by `taken_apart`)."""
     _names: tuple[onnx.ModelProto | None, set[str]] = field(
         default_factory=lambda: (None, set()), init=False, repr=False
     )

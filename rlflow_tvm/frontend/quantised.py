@@ -7,6 +7,7 @@ more, in whichever order it is taken. A longer sum is taken in parts that keep b
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -161,6 +162,8 @@ def _qlinear_conv(e: Expansion) -> None:
 def _qlinear_matmul(e: Expansion) -> None:
     """a, scale, zero, b, scale, zero, scale and zero of the result."""
     a, b = e.required(0), e.required(3)
+    if any(math.prod(e.shape(e.required(place))) != 1 for place in (6, 7)):
+        e.refuse("with a scale or a zero of each row of its result", "quantise the model with one for all")
     whole = exact_matmul(e, centred(e, a, e.required(2), -2), centred(e, b, e.required(5), -1))
     rows = aligned(e, e.required(1), -2, len(e.shape(a)))
     e.give(0, rescaled(e, whole, _factor(e, rows, e.required(4), e.required(6)), e.required(7)))

@@ -70,6 +70,16 @@ def _qlinear_pool(e: Expansion) -> None:
     e.give(0, e.add("Transpose", found, perm=[0, *range(2, rank), 1]) if last else found)
 
 
+def _max_pool_of_last(e: Expansion) -> None:
+    """The greatest of windows, the channels in the last axis; float32 holds 8 bits, and before opset 12 only floats are
+    pooled."""
+    x = e.required(0)
+    rank = len(e.shape(x))
+    image = e.add("Transpose", e.cast(x, np.float32), perm=[0, rank - 1, *range(1, rank - 1)])
+    found = e.add("MaxPool", image, **e.passed(*(name for name in _POOL if name != "count_include_pad")))
+    e.give(0, e.cast(e.add("Transpose", found, perm=[0, *range(2, rank), 1]), e.dtype(x)))
+
+
 def _qlinear_global_pool(e: Expansion) -> None:
     """The mean of an image's whole numbers, whose sum float32 holds up to 65 793 of them."""
     x = e.required(0)
@@ -85,7 +95,7 @@ def _qlinear_global_pool(e: Expansion) -> None:
 def _qlinear_concat(e: Expansion) -> None:
     """Scale and zero of the result, then each value with its own."""
     places = range(2, len(e.node.input), 3)
-    joined = e.add("Concat", *(_floats(e, place) for place in places), axis=e.attribute("axis"))
+    joined = e.add("Concat", *(_floats(e, place) for place in places), axis=e.needed("axis"))
     e.give(0, _quantised(e, joined, 0, e.required(2)))
 
 
@@ -96,16 +106,18 @@ def _qlinear_where(e: Expansion) -> None:
 
 
 def _quantize(e: Expansion) -> None:
-    """The standard's operator, in the domain of ONNX Runtime for the sake of types that come with opset 21."""
+    """The standard's operator, in the domain of ONNX Runtime for the sake of types that come with opset 21; of halves
+    in float32, which holds 16 bits."""
     x, scale = e.required(0), e.required(1)
     zero = e.input(2) or e.tensor(0, np.uint8)
     dtype, axis = e.dtype(zero), e.attribute("axis", 1)
     if dtype not in (np.int8, np.uint8, np.int16, np.uint16):
         e.refuse(f"to {dtype}")
     rank, bounds = len(e.shape(x)), np.iinfo(dtype)
-    steps = e.add("Round", e.add("Div", x, aligned(e, scale, axis, rank)))
-    moved = e.add("Add", steps, e.cast(aligned(e, zero, axis, rank), e.dtype(x)))
-    ends = (e.tensor(bound, e.dtype(x)) for bound in (bounds.min, bounds.max))
+    numbers, step = (e.cast(each, np.float32) for each in (x, aligned(e, scale, axis, rank)))
+    steps = e.add("Round", e.add("Div", numbers, step))
+    moved = e.add("Add", steps, e.cast(aligned(e, zero, axis, rank), np.float32))
+    ends = (e.tensor(bound, np.float32) for bound in (bounds.min, bounds.max))
     e.give(0, e.cast(e.add("Clip", moved, *ends), dtype))
 
 
@@ -142,8 +154,8 @@ def _quantised_embedding(e: Expansion) -> None:
 def _matmul_of_bits(e: Expansion) -> None:
     """A W + bias, the weights in blocks of their own scale and zero along their first axis, 2, 4 or 8 bits each, the
     first in a byte's lowest. ONNX Runtime may round A to 8 bits (`accuracy_level` 4); here it is not."""
-    x, inner, columns = e.required(0), e.attribute("K"), e.attribute("N")
-    bits, block = e.attribute("bits", 4), e.attribute("block_size")
+    x, inner, columns = e.required(0), e.needed("K"), e.needed("N")
+    bits, block = e.attribute("bits", 4), e.needed("block_size")
     blocks = -(-inner // block)
     e.attribute("accuracy_level")
     if e.attribute("weight_prepacked", 0) or bits not in (2, 4, 8):
@@ -174,6 +186,7 @@ def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
 QUANTISED_LINEAR: dict[str, Callable[[Expansion], None]] = {
     "DequantizeLinear": _dequantize,
     "MatMulNBits": _matmul_of_bits,
+    "NhwcMaxPool": _max_pool_of_last,
     "QAttention": _quantised_attention,
     "QEmbedLayerNormalization": _quantised_embedding,
     "QLinearAdd": _qlinear_add,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import tvm
 from tvm import relax
+
+from rlflow_tvm.frontend.writer import dtype_of
 
 Converter = Callable[[relax.BlockBuilder, list, Mapping, int], relax.Expr | None]
 
@@ -46,6 +49,18 @@ def _extremum(op: Callable[..., relax.Expr]) -> Converter:
     return convert
 
 
+def _mean(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    """Of integers, of which TVM's kernel gives int64 whatever they are: the sum over their number, towards zero."""
+    x, axes = inputs[0], _axes(inputs, attrs)
+    dtype = dtype_of(x)
+    if not dtype.startswith(("int", "uint")) or (not axes and attrs.get("noop_with_empty_axes", 0)):
+        return None
+    shape = [int(extent) for extent in x.ty.shape.values]
+    count = math.prod(shape[axis] for axis in axes or range(len(shape)))
+    total = bb.normalize(relax.op.sum(x, axes or None, bool(attrs.get("keepdims", 1))))
+    return relax.op.divide(total, relax.const(count, dtype))
+
+
 def _log_sum_exp(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
     """log(sum(exp(x - m))) + m with m the maximum, or 0 where that is infinite: TVM's is NaN there."""
     axes = _axes(inputs, attrs)
@@ -65,6 +80,7 @@ REDUCTIONS: dict[str, Converter] = {
     "ReduceLogSum": _noop(relax.op.log),
     "ReduceLogSumExp": _log_sum_exp,
     "ReduceMax": _extremum(relax.op.max),
+    "ReduceMean": _mean,
     "ReduceMin": _extremum(relax.op.min),
     "ReduceSumSquare": _noop(lambda x: relax.op.multiply(x, x)),
 }

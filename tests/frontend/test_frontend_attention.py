@@ -76,6 +76,14 @@ _CASES: dict[str, _Case] = {
     "masked-by-begins": _attention(("m", _BEGINS)),
     "masked-by-rows": _attention(("m", _ROWS), mask_filter_value=-3.0),
     "masked-by-rows-and-causal": _attention(("m", _ROWS), unidirectional=1, mask_filter_value=-1e9),
+    "causal-of-rows-that-begin-with-padding": _attention(
+        ("m", _ROWS[:, ::-1].copy()), unidirectional=1, mask_filter_value=float(np.finfo(np.float32).min)
+    ),
+    "with-an-empty-past": (
+        microsoft("Attention", ["x", "w", "b", "", "p"], ["y", "kept"], num_heads=_N),
+        {"x": _X},
+        {"w": _W, "b": _BIAS, "p": _KEPT[:, :, :, :0]},
+    ),
     "masked-by-pairs": _attention(("m", _CUBE)),
     "with-scores": _attention(None, None, ("s", _SCORES)),
     "with-one-heads-scores": _attention(("m", _ENDS), None, ("s", _SCORES[:1])),
@@ -100,6 +108,17 @@ _CASES: dict[str, _Case] = {
     ),
     "multi-causal": (
         microsoft("MultiHeadAttention", ["q", "q", "q"], num_heads=_N, unidirectional=1), {"q": _Q}, {}
+    ),
+    "multi-causal-of-fewer": _multi(unidirectional=1),
+    "multi-causal-of-more": (
+        microsoft("MultiHeadAttention", ["q", "k", "k"], num_heads=_N, unidirectional=1),
+        {"q": _Q, "k": drawn(_B, _S + 2, _N * _H, seed=1)},
+        {},
+    ),
+    "multi-causal-of-one": (
+        microsoft("MultiHeadAttention", ["q", "k", "k"], num_heads=_N, unidirectional=1),
+        {"q": _Q[:, :1], "k": drawn(_B, _S, _N * _H, seed=1)},
+        {},
     ),
     "multi-of-heads": (
         microsoft("MultiHeadAttention", ["q", "k", "v"], num_heads=_N),
@@ -161,11 +180,20 @@ def test_attention_is_imported(name: str, run) -> None:
 
 _GQA = "com.microsoft.GroupQueryAttention"
 _REFUSED: dict[str, _Case] = {
+    "com.microsoft.Attention without the attribute 'num_heads'": (
+        microsoft("Attention", ["x", "w", "b"]), {"x": _X}, {"w": _W, "b": _BIAS}
+    ),
+    "com.microsoft.Attention with inputs or attributes that do not fit": (
+        microsoft("Attention", ["x", "w", "b"], num_heads=_N, qkv_hidden_sizes=[24, 24]),
+        {"x": _X},
+        {"w": _W, "b": _BIAS},
+    ),
     "com.microsoft.Attention with the attribute 'do_rotary'": _attention(do_rotary=1),
     r"com.microsoft.Attention with a mask of shape \(3,\)": _attention(("m", np.ones(3, np.int32))),
     "com.microsoft.MultiHeadAttention with queries, keys and values in one tensor": (
         microsoft("MultiHeadAttention", ["q"], num_heads=2), {"q": drawn(1, 3, 2, 3, 4)}, {}
     ),
+    f"{_GQA} with a window of no tokens": _grouped(2, local_window_size=0),
     f"{_GQA} with the attribute 'smooth_softmax'": _grouped(2, smooth_softmax=1),
     f"{_GQA} with a number of tokens that may differ": (
         _grouped(2)[0], _grouped(2)[1] | {"total": np.int32(_S)}, {"seqlens": _SHORT["seqlens"]}

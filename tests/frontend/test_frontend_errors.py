@@ -174,10 +174,6 @@ def test_an_attribute_that_tvm_ignores(make_model) -> None:
             "first output",
         ),
         ([node("BatchNormalization", ["x", *"wwww"], ["y", "", ""], training_mode=1, name="it")], "inference mode"),
-        (
-            [node("SplitToSequence", ["x"], ["s"], name="it"), node("ConcatFromSequence", ["s"], ["y"], axis=0)],
-            "without",
-        ),
     ],
 )
 def test_what_tvm_would_get_wrong(nodes: list[onnx.NodeProto], remedy: str, make_model) -> None:

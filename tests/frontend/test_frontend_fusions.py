@@ -55,6 +55,7 @@ _CASES: dict[str, _Case] = {
     "conv-leaky": _conv("LeakyRelu", (0.2,), ("b",)),
     "conv-clip": _conv("Clip", (-0.5, 0.75), ("b",)),
     "conv-hard-sigmoid": _conv("HardSigmoid", (0.3, 0.4)),
+    "conv-hard-swish": _conv("HardSwish"),
     "conv-sum": _conv("Relu", more=("b", "z")),
     "conv-sum-alone": _conv("Relu", more=("", "z")),
     "conv-same": _conv("Relu", pads=None, auto_pad="SAME_LOWER"),
@@ -64,6 +65,7 @@ _CASES: dict[str, _Case] = {
     "gemm-leaky": _gemm("LeakyRelu", transA=1, transB=1, activation_alpha=0.3),
     "gemm-elu": _gemm("Elu", activation_alpha=0.7),
     "gemm-hard-sigmoid": _gemm("HardSigmoid", activation_alpha=0.3, activation_beta=0.4),
+    "gemm-selu": _gemm("Selu", activation_alpha=1.5, activation_gamma=1.1),
     "gemm-softplus": _gemm("Softplus"),
     "gemm-softsign": _gemm("Softsign"),
     "gemm-thresholded": _gemm("ThresholdedRelu", activation_alpha=0.3),
@@ -188,6 +190,29 @@ def test_halves_are_normed_in_floats() -> None:
     expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True)) * scale
     assert found.dtype == np.float16
     np.testing.assert_allclose(found, expected, rtol=3e-3)
+
+
+@pytest.mark.parametrize(("data", "scaled"), [(np.float16, np.float32), (np.float32, np.float16)])
+def test_a_norm_has_the_type_of_its_scale(data: type, scaled: type) -> None:
+    node = helper.make_node("SimplifiedLayerNormalization", ["x", "g"], ["y"])
+    x = _X.astype(data)
+    ((found, expected),) = both(small_model([node], {"x": x}, {"g": _G.astype(scaled)}, types={"y": scaled}), {"x": x})
+    assert found.dtype == scaled
+    np.testing.assert_allclose(found, expected, rtol=3e-3, atol=1e-3)
+
+
+def test_group_norm_by_a_scale_of_each_group() -> None:
+    """ONNX's checker (1.23) refuses this form, which is that of opset 18 to 20."""
+    node = helper.make_node("GroupNormalization", ["x", "g", "b"], ["y"], num_groups=2, epsilon=1e-3)
+    model = small_model([node], {"x": _IMAGE}, {"g": _G[:2], "b": _B[:2]}, 18)
+    ((found, expected),) = both(model, {"x": _IMAGE})
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_types_that_do_not_fit_are_one_line() -> None:
+    nodes = [microsoft("FastGelu", ["x"], ["g"]), helper.make_node("Mul", ["g", "h"], ["y"], name="it")]
+    model = small_model(nodes, {"x": _X, "h": _Y.astype(np.float16)}, {})
+    assert "node 'it'" in message(lambda: from_onnx(model))
 
 
 _REFUSED = {

@@ -109,6 +109,17 @@ _EXACT: dict[str, _Case] = {
     "global-pool-of-last": (
         microsoft("QLinearGlobalAveragePool", ["x", "us", "u", "is", "yz"], channels_last=1), {"x": _IMAGE}, {}
     ),
+    "max-pool-of-last": (
+        microsoft("NhwcMaxPool", ["x"], kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 1]), {"x": _IMAGE}, {}
+    ),
+    "max-pool-of-last-signed": (
+        microsoft("NhwcMaxPool", ["x"], kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1),
+        {"x": _whole("int8", 2, 5, 7, 6)}, {},
+    ),
+    "sixteen-bits-of-halves": (
+        microsoft("QuantizeLinear", ["x", "his", "wide"]), {"x": (2000 * drawn(4, 5)).astype(np.float16)},
+        {"wide": np.uint16(30000), "his": np.float16(0.021)},
+    ),
     "sixteen-bits": (
         microsoft("QuantizeLinear", ["x", "is", "wide"]), {"x": 900 * drawn(4, 5)}, {"wide": np.uint16(30000)}
     ),
@@ -195,13 +206,15 @@ def _model(case: _Case, opset: int) -> tuple[onnx.ModelProto, dict[str, np.ndarr
     operator, inputs, weights = case
     given = {name: np.asarray(array) for name, array in (_AFFINE | weights).items() if name in operator.input}
     weights = {name: array for name, array in given.items() if name not in inputs}
-    return small_model([operator], inputs, weights, opset, _types(operator, given)), inputs
+    return small_model([operator], inputs, weights, opset, _types(operator, given | inputs)), inputs
 
 
 def _types(operator: onnx.NodeProto, given: dict[str, np.ndarray]) -> dict[str, np.dtype]:
     """Of the outputs: quantised ones have the type of their zero, the last input but for these."""
     if operator.op_type.endswith("Integer"):
         return {"y": np.dtype(np.int32)}
+    if operator.op_type == "NhwcMaxPool":
+        return {"y": given["x"].dtype}
     zero = operator.input[{"QLinearConv": 7, "QLinearConcat": 1}.get(operator.op_type, -1)]
     if operator.op_type.startswith("QLinear") or operator.op_type == "QuantizeLinear" or zero == "yz":
         return {"y": given[zero].dtype}
@@ -247,6 +260,9 @@ _REFUSED = {
         microsoft("MatMulIntegerToFloat", ["x", "w", "us", "is"]),
         {"x": _A.astype(np.int16)},
         {"w": _B},
+    ),
+    "QLinearMatMul with a scale or a zero of each row of its result": _matmul(
+        _whole("uint8", 6, 5), y=("rows", "uzeros")
     ),
     "ConvInteger with filters whose sums may be above": (
         node("ConvInteger", ["x", "w"], ["y"]),
