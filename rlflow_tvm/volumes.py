@@ -26,12 +26,15 @@ _Build = Callable[..., relax.Expr]
 
 
 class VolumeLifter(Lifter):
-    """Lifts volumes to frames. Of transposed convolutions that are both strided and dilated in depth none is taken."""
+    """Lifts volumes to frames. Of transposed convolutions that are both strided and dilated in depth none is taken, nor
+    an average of integers, which is rounded once."""
 
     def begins(self, node: Node) -> bool:
         if not is_plain(node, _CONVS, _POOLS, "NCDHW"):
             return False
         attrs = node.value.attrs
+        if node.op == "relax.nn.avg_pool3d":
+            return str(node.var.ty.dtype).startswith(("float", "bfloat"))
         return node.op != "relax.nn.conv3d_transpose" or 1 in (int(attrs.strides[0]), int(attrs.dilation[0]))
 
     def goes_over(self, node: Node) -> bool:

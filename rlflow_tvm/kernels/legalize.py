@@ -40,6 +40,7 @@ IMPLEMENTATIONS: dict[str, dict[str, tuple[Implementation, ...]]] = {
 
 _RESHAPES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"})
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
+_RESHAPE = tvm.ir.Op.get("relax.reshape")
 _TRANSPOSE = "relax.permute_dims"
 _REMEMBERED_BINDINGS = 50_000
 
@@ -134,7 +135,8 @@ class Legalizer:
         if not isinstance(call, relax.Call) or not isinstance(call.op, tvm.ir.Op) or call.op == _CALL_TIR:
             return _Legal.of([node])
         if is_free_reshape(call):
-            view = relax.op.reshape(call.args[0], node.var.ty.shape)
+            # `relax.op.reshape` takes an extent of nothing for that of the operand
+            view = relax.Call(_RESHAPE, [call.args[0], node.var.ty.shape])
             return _Legal.of([bound(node.var, view, node.var.ty)])
         arguments = [_argument_key(arg) for arg in call.args]
         key = (node.op, weight, _attrs_key(call.attrs), *map(str, call.ty_args), *arguments)

@@ -172,6 +172,27 @@ def test_averages_of_integers(dtype: str) -> None:
         np.testing.assert_array_equal(result[0, 0], wanted)
 
 
+def test_integers_of_64_bits() -> None:
+    """Pools of them, and averages that become such: nothing is narrowed, and no loop divided at the edges."""
+    whole = np.random.default_rng(0).integers(-9, 10, (2, 3, 13, 13))
+    image = relax.Var("image", relax.TensorType(whole.shape, "float32"))
+    integers = relax.Var("integers", relax.TensorType(whole.shape, "int64"))
+    attrs = {"pool_size": (2, 5), "strides": (2, 2), "padding": (1, 2, 1, 3), "dilation": (1, 2)}
+    builder = relax.BlockBuilder()
+    with builder.function("main", [image, integers]):
+        with builder.dataflow():
+            average = builder.emit(relax.op.nn.avg_pool2d(image, (3, 3), (2, 2), (1, 1, 1, 1)))
+            greatest = builder.emit(relax.op.add(relax.op.nn.max_pool2d(integers, **attrs), relax.const(1, "int64")))
+            output = builder.emit_output(relax.Tuple([builder.emit(relax.op.astype(average, "int64")), greatest]))
+        builder.emit_func_output(output)
+    executable = tvm.compile(builder.finalize(), TARGET, relax_pipeline=pipeline(TARGET))
+    arguments = (tvm.runtime.tensor(whole.astype(dtype)) for dtype in ("float32", "int64"))
+    average, greatest = relax.VirtualMachine(executable, tvm.cpu())["main"](*arguments)
+    averages = Pool("avg_pool2d", whole.shape, attrs=PADDED)
+    np.testing.assert_array_equal(average.numpy(), np.trunc(reference(averages, whole)))
+    np.testing.assert_array_equal(greatest.numpy(), reference(Pool("max_pool2d", whole.shape, attrs=attrs), whole) + 1)
+
+
 def test_rule_leaves_other_functions_alone() -> None:
     data = relax.Var("data", relax.TensorType((1, 8, 9, 9), "float32"))
     builder = relax.BlockBuilder()

@@ -134,6 +134,7 @@ def test_nothing_passes_through_several_operators() -> None:
     x, y = (0, 5), (3, 5)
     cases = [
         (lambda x: op.exp(op.nn.relu(x)), [x], 0, x),
+        (lambda x: op.nn.relu(op.reshape(x, (-1,))), [(2, 3, 0)], 0, (0,)),
         (op.nn.softmax, [x], 0, x),
         (lambda x: op.mean(op.nn.relu(x), axis=1), [x], 0, (0,)),
         (lambda x, g, b: op.nn.layer_norm(x, g, b, axes=-1), [x, (5,), (5,)], 0, x),

@@ -233,6 +233,21 @@ def test_pools(size: Triple, strides: Triple, padding: tuple[int, ...], dilation
     assert not any("pool3d" in name for name in names(build, [data.shape]))
 
 
+def test_averages_of_integers() -> None:
+    """Rounded to zero once: not within the frames, and then from frame to frame."""
+    x = np.random.default_rng(0).integers(-9, 10, (1, 2, 4, 5, 6), "int32")
+    param = relax.Var("x", relax.TensorType(x.shape, "int32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [param]):
+        with builder.dataflow():
+            output = builder.emit_output(nn.avg_pool3d(param, (2, 2, 3), (2, 1, 3)))
+        builder.emit_func_output(output)
+    mod = builder.finalize()
+    seen = sliding_window_view(x, (2, 2, 3), axis=(2, 3, 4))[:, :, ::2, :, ::3]
+    (result,) = run(mod, [x]).values
+    np.testing.assert_array_equal(result, np.trunc(seen.sum((5, 6, 7)) / 12))
+
+
 def test_what_stays_a_volume() -> None:
     """Other layouts, stride and dilation together in depth of a transposed one, and functions without such an operator,
     which come back as the same object."""

@@ -15,6 +15,7 @@ from .conv_compute import CONV_ATTR, DEPTHWISE_ATTR, PAD_ATTR, UNEVEN_ATTR
 from .conv_loops import (
     FEW_PRODUCTS,
     accumulate,
+    divide_at_edges,
     fold_epilogue,
     in_threads,
     marked_blocks,
@@ -96,7 +97,7 @@ def schedule_tile(sch: s_tir.Schedule, conv: SBlockRV, out: SBlockRV, target: Ta
     sch.reorder(batch, channel, *outer, column, channel_inner, column_inner, *lane)
     in_threads(sch, sch.fuse(batch, channel, *outer), target, steps(sch, conv), FEW_PRODUCTS)
     if length % tile.pixels:
-        sch.annotate(column, "pragma_loop_partition_hint", True)
+        divide_at_edges(sch, column)
     sch.compute_at(conv, column, preserve_unit_loops=True)
     accumulate(sch, conv, channel_inside=tile.vectors <= tile.pixels)
     if lane or _steps(sch, conv) <= _FEW_STEPS:

@@ -122,6 +122,15 @@ def _stretches(sch: s_tir.Schedule, reader: SBlockRV, block: SBlockRV) -> bool:
     return any(not any(axis.same_as(var) for var in used) for axis in wide)
 
 
+def divide_at_edges(sch: s_tir.Schedule, loop: LoopRV) -> None:
+    """Have the loop divided where the conditions on its variable change.
+
+    TVM does not find one of 64 bits again (see `narrowed`), or fails on the halves of which its lowering narrows one.
+    """
+    if str(sch.get(loop).loop_var.ty.dtype) == "int32":
+        sch.annotate(loop, "pragma_loop_partition_hint", True)
+
+
 def marked_blocks(sch: s_tir.Schedule, attribute: str) -> list[SBlockRV]:
     """The blocks of the function that carry an attribute."""
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
@@ -179,6 +188,6 @@ def schedule_pad(sch: s_tir.Schedule, pad: SBlockRV, target: Target) -> None:
     work = steps(sch, pad)
     batch, channel, row, column, *lane = sch.get_loops(pad)
     in_threads(sch, sch.fuse(batch, channel, row), target, work, FEW_COPIES)
-    sch.annotate(column, "pragma_loop_partition_hint", True)  # between the edges it is a plain copy
+    divide_at_edges(sch, column)  # between them it is a plain copy
     if lane:
         sch.vectorize(lane[0])

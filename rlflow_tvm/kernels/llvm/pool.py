@@ -7,7 +7,16 @@ from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
-from .conv_loops import FEW_TAPS, fold_epilogue, in_threads, marked_blocks, narrowed, split_loops, steps
+from .conv_loops import (
+    FEW_TAPS,
+    divide_at_edges,
+    fold_epilogue,
+    in_threads,
+    marked_blocks,
+    narrowed,
+    split_loops,
+    steps,
+)
 from .pool_legalize import POOL_ATTR, ROWS_ATTR
 from .pool_window import schedule_window
 
@@ -41,7 +50,7 @@ def schedule_rows(sch: s_tir.Schedule, rows: SBlockRV, pool: SBlockRV, target: T
     *outer, column = sch.get_loops(out)
     row = sch.fuse(*outer)
     in_threads(sch, row, target, work, FEW_TAPS)
-    sch.annotate(column, "pragma_loop_partition_hint", True)  # the edge is tested in copies of the loop's first turns
+    divide_at_edges(sch, column)  # the edge is tested in copies of the loop's first turns
     sch.compute_at(pool, column, preserve_unit_loops=True)
     sch.compute_at(rows, row, preserve_unit_loops=True)
     for block, unrolled in ((rows, False), (pool, True)):

@@ -7,7 +7,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
 from ..loops import extent
-from .conv_loops import FEW_TAPS, accumulate, fold_epilogue, in_threads, split_loops, steps
+from .conv_loops import FEW_TAPS, accumulate, divide_at_edges, fold_epilogue, in_threads, split_loops, steps
 
 _CHAINS = 8  # independent sums that hide the latency of an addition
 _ROW = 64  # longest row, in floats, that is computed as one vector
@@ -23,7 +23,7 @@ def schedule_window(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> Non
     if lane:
         column, inner = sch.split(column, [None, largest_divisor(width, _PIXELS) if width % _PIXELS else _PIXELS])
         in_threads(sch, sch.fuse(batch, channel, row), target, work, FEW_TAPS)
-        sch.annotate(column, "pragma_loop_partition_hint", True)  # only tiles at the edge test for it
+        divide_at_edges(sch, column)  # only tiles at the edge test for it
         sch.compute_at(block, column, preserve_unit_loops=True)
         accumulate(sch, block)
         sch.unroll(inner)
@@ -44,7 +44,7 @@ def schedule_window(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> Non
     size = width if width <= _ROW else largest_divisor(width, _ROW)
     column, inner = sch.split(column, [None, size if size >= _CHAINS or size == width else 2 * _CHAINS])
     if width % extent(sch, inner):
-        sch.annotate(column, "pragma_loop_partition_hint", True)
+        divide_at_edges(sch, column)
     in_threads(sch, sch.fuse(batch, channel, row), target, work, FEW_TAPS)
     sch.compute_at(block, column, preserve_unit_loops=True)
     accumulate(sch, block)
