@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_SLOW_TO_IMPORT = [
+SLOW_TO_IMPORT = [
     *("rlflow_tvm", "onnx", "dgl", "rich.progress", "torch.utils.tensorboard", "typer"),
     "torch._dynamo",  # which torch imports with the first optimizer
     *("rlflow_tvm.agents.training", "rlflow_tvm.comparison", "rlflow_tvm.evaluation", "rlflow_tvm.exporting"),
@@ -30,7 +30,7 @@ def run_command(
 ) -> subprocess.CompletedProcess[str]:
     """`python -m module arguments`; TimeoutExpired after so long."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_SLOW_TO_IMPORT)
+    context.set_forkserver_preload(SLOW_TO_IMPORT)
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
         process = context.Process(target=_become, args=(module, list(arguments), dict(environment), out, err))

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from copied_workers import SUBPROCESS
 from hypothesis import given
 from hypothesis import strategies as st
 from toy_env import ToyRewriteEnv
 from training_checks import assert_same_training
 
+from rlflow_tvm.agents import processes
 from rlflow_tvm.agents.collect import Quota, collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.messages import pack_episode, unpack_episode
@@ -36,6 +38,11 @@ def serial(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("serial")
     train(ToyRewriteEnv(**TOY), CONFIG, STEPS, SEED, folder)
     return folder
+
+
+@pytest.fixture
+def copied_workers(monkeypatch) -> None:
+    monkeypatch.setattr(processes, "subprocess", SUBPROCESS)
 
 
 def with_workers(out, count, factory="toy_env:ToyRewriteEnv", steps=STEPS, config=CONFIG, resume=False, **options):
@@ -60,7 +67,9 @@ def resets(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_any_number_of_workers_gives_the_training_of_one_process(serial, tmp_path, count):
+def test_any_number_of_workers_gives_the_training_of_one_process(serial, tmp_path, count, request):
+    if count != 2:  # which are started as a user's are
+        request.getfixturevalue("copied_workers")
     (tmp_path / "pids").mkdir()
     options = {"factory": "training_checks:Announced", "folder": str(tmp_path / "pids"), "company": count}
     result, steps, episodes = with_workers(tmp_path / "out", count, **options)
@@ -76,6 +85,7 @@ def test_any_number_of_workers_gives_the_training_of_one_process(serial, tmp_pat
     assert steps[-1] == result.env_steps == sum(map(len, episodes))
 
 
+@pytest.mark.usefixtures("copied_workers")
 def test_a_training_goes_on_with_another_number_of_workers(serial, tmp_path):
     folder = tmp_path / "out"
     with_workers(folder, 2, steps=60)
@@ -84,6 +94,7 @@ def test_a_training_goes_on_with_another_number_of_workers(serial, tmp_path):
     assert_same_training(serial, folder)
 
 
+@pytest.mark.usefixtures("copied_workers")
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_killed_workers_episode_is_begun_again(serial, tmp_path, times):
     (tmp_path / "pids").mkdir()
@@ -105,6 +116,7 @@ def refusal(out, count=1, **options) -> str:
     return str(caught.value)
 
 
+@pytest.mark.usefixtures("copied_workers")
 def test_an_episode_that_kills_three_workers_ends_the_training(tmp_path):
     (tmp_path / "pids").mkdir()
     options = {"folder": str(tmp_path / "pids"), "fatal": reset_seed(2), "times": 9}
@@ -115,6 +127,7 @@ def test_an_episode_that_kills_three_workers_ends_the_training(tmp_path):
     assert_gone(tmp_path / "pids")
 
 
+@pytest.mark.usefixtures("copied_workers")
 def test_what_goes_wrong_in_a_worker_is_told(tmp_path):
     assert "no environment with" in refusal(tmp_path / "a", factory="training_checks:refuses")
     assert "factory 'training_checks:absent'" in refusal(tmp_path / "b", factory="training_checks:absent")

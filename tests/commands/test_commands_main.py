@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 import pytest
 
 import rlflow_tvm
 from rlflow_tvm.__main__ import COMMANDS
+from tests.command_process import run_command
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rlflow_tvm", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}, check=False)
+    return run_command("rlflow_tvm", arguments, {**os.environ, "COLUMNS": "200"}, 60.0)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",)])

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 import time
 from collections import Counter
 from contextlib import closing
@@ -32,6 +31,7 @@ from rlflow_tvm.cost.remote import _Jobs, _Slot
 from rlflow_tvm.cost.schema import ONCE_VERSION, REFERENCE_KEY
 from rlflow_tvm.cost.session import Session, SessionLostError
 from rlflow_tvm.errors import CostError, UsageError
+from tests.command_process import run_command
 
 KERNELS = [FakeKernel(add(16, i), f"add{i}", "031"[i % 3] * 3) for i in range(1, 7)]
 
@@ -303,14 +303,8 @@ def test_options():
 
 
 def command(home, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rlflow_tvm.optimize", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120.0,
-        env={**os.environ, "RLFLOW_TVM_HOME": str(home), "COLUMNS": "200"},
-        check=False,
-    )
+    environment = {**os.environ, "RLFLOW_TVM_HOME": str(home), "COLUMNS": "200"}
+    return run_command("rlflow_tvm.optimize", list(map(str, arguments)), environment, 120.0)
 
 
 def turned_twice(path):

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from documents import DOCS, Reader, blocks, differences
 
-PAGES = ("tutorial.md", "howto-pipelines.md", "howto-own.md", "explanation.md")
+PAGES = ("howto-pipelines.md", "howto-own.md", "explanation.md")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_processor() -> Iterator[None]:
     """For what the pages start: kernels of several threads wait for processors that the tests beside have, which is
     not told from slowness, and the search then finds another graph than the page states."""
@@ -27,6 +27,17 @@ def one_processor() -> Iterator[None]:
     os.sched_setaffinity(0, {min(before)})
     yield
     os.sched_setaffinity(0, before)
+
+
+@pytest.fixture(scope="module")
+def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Reader, int]]:
+    """The tutorial, followed once, in its folder, and how many of its blocks that were."""
+    with Reader("tutorial.md", tmp_path_factory.mktemp("tutorial")) as reader:
+        yield reader, reader.follow()
+
+
+def test_the_tutorial_does_what_it_states(tutorial: tuple[Reader, int]) -> None:
+    assert tutorial[1] >= 5
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -42,20 +53,22 @@ def index_reached(folder: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_the_tutorial_in_an_environment_with_tvm_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tutorial_in_an_environment_with_tvm_alone(
+    tutorial: tuple[Reader, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the test above imitates: the environment is made by the tutorial's own commands."""
     if not index_reached(tmp_path / "index"):
         pytest.skip("pip reaches no package index")
-    with Reader("tutorial.md", tmp_path) as reader:
-        reader.follow()
-        monkeypatch.delenv("PYTHONPATH", raising=False)  # it would bring other packages into the environment
-        shutil.rmtree(tmp_path / "fresh")
-        (install,) = (block for block in reader.blocks if block.comment == "installs: runtime")
-        (run,) = (block for block in reader.blocks if block.text.startswith("$ fresh/bin/python"))
-        reader.type(install)
-        reader.type(run)
+    reader, _ = tutorial
+    fresh = reader.folder / "fresh"
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # it would bring other packages into the environment
+    shutil.rmtree(fresh)
+    (install,) = (block for block in reader.blocks if block.comment == "installs: runtime")
+    (run,) = (block for block in reader.blocks if block.text.startswith("$ fresh/bin/python"))
+    reader.type(install)
+    reader.type(run)
     listed = subprocess.run(
-        [tmp_path / "fresh" / "bin" / "pip", "list", "--format", "freeze"], capture_output=True, text=True, check=True
+        [fresh / "bin" / "pip", "list", "--format", "freeze"], capture_output=True, text=True, check=True
     ).stdout
     assert "apache-tvm==0.27" in listed
     assert "torch" not in listed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import tvm
@@ -16,10 +17,17 @@ TARGET = default_target()
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a graph computed, and the schedule rules that its kernels took, in the order of launch."""
+    """What a graph computed for a target."""
 
     values: list[np.ndarray]
-    rules: list[str]
+    mod: tvm.IRModule
+    target: tvm.target.Target
+
+    @cached_property
+    def rules(self) -> list[str]:
+        """The schedule rules that its kernels take, in the order of launch; few ask, and scheduling takes its time."""
+        scheduled = [schedule_kernel(kernel.func, self.target) for kernel in extract_kernels(self.mod, self.target)]
+        return [str(func.attrs["rlflow.schedule_rule"]) for func in scheduled]
 
 
 def graph(build: Callable[..., relax.Expr], shapes: Sequence[tuple[int, ...]], weights: int = 0) -> tvm.IRModule:
@@ -45,18 +53,17 @@ def run(
     mod: tvm.IRModule, arrays: Sequence[np.ndarray], weights: int = 0, target: tvm.target.Target = TARGET
 ) -> Outcome:
     """Compile with our pipeline, the last `weights` arrays bound as constants, and run on the others."""
-    scheduled = [schedule_kernel(kernel.func, target) for kernel in extract_kernels(mod, target)]
-    rules = [str(func.attrs["rlflow.schedule_rule"]) for func in scheduled]
     func = mod["main"]
     inputs = len(arrays) - weights
+    built = mod
     if weights:
         bound = dict(zip(func.params[inputs:], (tvm.runtime.tensor(a) for a in arrays[inputs:]), strict=True))
-        mod = tvm.IRModule({tvm.ir.GlobalVar("main"): func.bind_params(bound)})
-    executable = tvm.compile(mod, target, relax_pipeline=pipeline(target))
+        built = tvm.IRModule({tvm.ir.GlobalVar("main"): func.bind_params(bound)})
+    executable = tvm.compile(built, target, relax_pipeline=pipeline(target))
     machine = relax.VirtualMachine(executable, tvm.cpu())
     result = machine["main"](*(tvm.runtime.tensor(a) for a in arrays[:inputs]))
     results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
-    return Outcome([r.numpy() for r in results], rules)
+    return Outcome([r.numpy() for r in results], mod, target)
 
 
 def check(

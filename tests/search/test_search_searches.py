@@ -100,10 +100,10 @@ def searches(problem: RewriteProblem) -> dict[str, Any]:
 
 
 @cache
-def on_conv_net(name: str) -> tuple[RewriteProblem, SearchResult, list[tuple[int, int, float]]]:
-    """What a search finds there, and what it tells on its way."""
+def searched(name: str, model: str) -> tuple[RewriteProblem, SearchResult, list[tuple[int, int, float]]]:
+    """What a search finds in a model, and what it tells on its way."""
     calls: list[tuple[int, int, float]] = []
-    problem = problem_of(conv_net())
+    problem = problem_of(MODELS[model]())
     return problem, searches(problem)[name].run(problem, lambda *call: calls.append(call)), calls
 
 
@@ -115,8 +115,7 @@ def run(name: str, mod, rules: RuleSet | None = None, **cost) -> SearchResult:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("search", NAMES)
 def test_result_is_never_worse_than_the_start(search, model):
-    problem = problem_of(MODELS[model]())
-    result = searches(problem)[search].run(problem)
+    problem, result, _ = searched(search, model)
     assert result.run_secs_before == problem.start_secs
     assert result.run_secs_after <= result.run_secs_before
     assert result.run_secs_after == problem.cost(result.state).run_secs
@@ -125,14 +124,14 @@ def test_result_is_never_worse_than_the_start(search, model):
 
 @pytest.mark.parametrize("search", NAMES)
 def test_result_is_the_same_twice(search):
-    one, two = on_conv_net(search)[1], run(search, conv_net())
+    one, two = searched(search, "conv_net")[1], run(search, conv_net())
     assert one.plan == two.plan
     assert (one.curve, one.env_steps) == (two.curve, two.env_steps)
 
 
 @pytest.mark.parametrize("search", NAMES)
 def test_curve_only_falls(search):
-    _, result, _ = on_conv_net(search)
+    _, result, _ = searched(search, "conv_net")
     steps, costs = zip(*result.curve, strict=True)
     assert (steps[0], costs[0]) == (0, result.run_secs_before)
     assert list(steps) == sorted(steps)
@@ -144,7 +143,7 @@ def test_curve_only_falls(search):
 
 @pytest.mark.parametrize("search", NAMES)
 def test_progress_is_reported(search):
-    _, result, calls = on_conv_net(search)
+    _, result, calls = searched(search, "conv_net")
     assert calls[-1][0] == result.env_steps
     assert calls[-1][2] == result.run_secs_after
     assert all(done <= budget for done, budget, _ in calls)
