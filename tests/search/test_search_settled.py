@@ -34,6 +34,28 @@ def test_exhausted_family_has_no_sites_left(model):
     assert exhausted(state, family).structural_hash == state.structural_hash
 
 
+@pytest.mark.parametrize(("width", "groups"), [(16, 4), (32, 2), (32, 32), (24, 3)])
+def test_convolutions_by_groups_are_blocked_among_others(width, groups):
+    """As in a ResNeXt's block, of which no transform is left inside: then it gains, plain ones between it cost."""
+
+    def body(emit, x, enter, inside, leave):
+        y = emit(rx.nn.relu(emit(rx.nn.conv2d(x, enter))))
+        y = emit(rx.nn.relu(emit(rx.nn.conv2d(y, inside, padding=1, groups=groups))))
+        return rx.nn.relu(emit(rx.add(x, emit(rx.nn.conv2d(y, leave)))))
+
+    weights = {"enter": (width, 16, 1, 1), "inside": (width, width // groups, 3, 3), "leave": (16, width, 1, 1)}
+    start = GraphState.from_module(module({"x": (1, 16, 6, 5)}, weights, body), default_rules(LANES))
+    state = exhausted(start, TERMINATING_FAMILIES["layout"])
+    convolutions = [node.value for node in state.graph.nodes if node.op == "relax.nn.conv2d"]
+    assert len(convolutions) == 3
+    assert all(conv.attrs.data_layout != "NCHW" != conv.attrs.out_layout for conv in convolutions)
+    transforms = [node for node in state.graph.nodes if node.op == "relax.layout_transform"]
+    of_weights = {conv.args[1] for conv in convolutions}
+    inside = [node for node in transforms if node.var not in of_weights]
+    assert len(inside) == 2, "the input's and the output's"
+    assert Comparison(start, TARGET).check(state) < 1e-5
+
+
 def classifier(tokens: int = 7, width: int = 8, heads: int = 2, blocks: int = 2) -> tvm.IRModule:
     """Transformer blocks and a classifier that reads the first token alone."""
 

@@ -74,6 +74,13 @@ RULES = (
         when=("g > 1", "g == dim(x, 1)", "g == dim(w, 0)", "o > 1", "is_weight(w)"),
     ),
     RewriteRule(
+        "block_grouped_conv", "layout",
+        f"conv2d(x, w, groups=g, {_PLAIN}, **k) => "
+        "unpack(conv2d(pack(x, block=i), pack_kernel(w, block=o), groups=g, data_layout=nchwc(i), "
+        "kernel_layout=oihwo(o), out_layout=nchwc(o), **k), block=o) where i = block(dim(x, 1)); o = block(dim(w, 0))",
+        when=("g > 1", "dim(w, 1) > 1", "i > 1", "o > 1", "is_weight(w)"),
+    ),
+    RewriteRule(
         "conv_writes_blocked", "layout",
         'conv2d(x, w, kernel_layout="OIHW", out_layout="NCHW", **k) => '
         'unpack(conv2d(x, w, kernel_layout="OIHW", out_layout=nchwc(o), **k), block=o) where o = block(dim(w, 0))',
