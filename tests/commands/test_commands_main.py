@@ -13,7 +13,7 @@ from tests.command_process import run_command
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_command("rlflow_tvm", arguments, {**os.environ, "COLUMNS": "200"}, 60.0)
+    return run_command("rlflow_tvm", arguments, {**os.environ, "COLUMNS": "200"}, 300.0)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",)])
