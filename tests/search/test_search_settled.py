@@ -12,6 +12,7 @@ from test_search_searches import LAYOUT, PLATEAU, Scripted, problem_of
 from tvm import relax
 from tvm.relax import op as rx
 
+from rlflow_tvm.comparison import converted_layout
 from rlflow_tvm.errors import PlanError
 from rlflow_tvm.frontend import from_onnx
 from rlflow_tvm.frontend.zoo_light import light_files
@@ -54,6 +55,20 @@ def test_convolutions_by_groups_are_blocked_among_others(width, groups):
     inside = [node for node in transforms if node.var not in of_weights]
     assert len(inside) == 2, "the input's and the output's"
     assert Comparison(start, TARGET).check(state) < 1e-5
+
+
+@pytest.mark.parametrize("model", ["light_bvlc_alexnet", "light_densenet121", "light_shufflenet"])
+def test_no_convolution_stays_plain_that_tvms_own_pass_blocks(model):
+    """Whatever that can do to layouts is a beginning of ours."""
+    mod = from_onnx(light_files()[model])
+
+    def blocked(state):
+        attrs = [node.value.attrs for node in state.graph.nodes if node.op == "relax.nn.conv2d"]
+        return sum(each.data_layout != "NCHW" != each.out_layout for each in attrs)
+
+    settled = exhausted(GraphState.from_module(mod, default_rules(LANES)), TERMINATING_FAMILIES["layout"])
+    converted = GraphState.from_module(converted_layout(mod, LANES), default_rules(LANES))
+    assert blocked(settled) >= blocked(converted) > 0
 
 
 def classifier(tokens: int = 7, width: int = 8, heads: int = 2, blocks: int = 2) -> tvm.IRModule:
