@@ -84,12 +84,13 @@ def main() -> int:
             with locked(options.out / f"{options.agent}.{seed}.lock") as ours:
                 there = {(row["model"], row["seed"]) for row in rows_there(path)}
                 left = [model for model in options.unseen if (model, seed) not in there]
-                if not ours and left:
+                if not left:
+                    continue
+                if not ours:
                     print(f"seed {seed}: another process does it", flush=True)
                     continue
-                training = trained(options, seed) if left else None
+                training = trained(options, seed)
                 for model in left:
-                    assert training is not None, "there is one where something is left to be tried"
                     found = tried(options, model, seed, training.checkpoint)
                     row = {**found, "training_secs": training.wall_secs, "made": made}
                     with locked(options.out / "results.lock", wait=True):
