@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import pytest
 import tvm
-from tvm import relax
+import tvm_ffi
+from tvm import relax, s_tir, tirx
+from tvm.target.codegen import llvm_cpu_has_features
 
 from rlflow_tvm.kernels import default_target, extract_kernels, pipeline, schedule_kernel
 
 TARGET = default_target()
+
+
+def needs_instructions_of(target: tvm.target.Target) -> None:
+    """Skip the test on a machine without AVX-512 whose kernels for `target` have it, and are to be run."""
+    if llvm_cpu_has_features("avx512f", target) and not llvm_cpu_has_features("avx512f", TARGET):
+        pytest.skip("this machine has no AVX-512")
 
 
 @dataclass(frozen=True)
@@ -28,6 +38,25 @@ class Outcome:
         """The schedule rules that its kernels take, in the order of launch; few ask, and scheduling takes its time."""
         scheduled = [schedule_kernel(kernel.func, self.target) for kernel in extract_kernels(self.mod, self.target)]
         return [str(func.attrs["rlflow.schedule_rule"]) for func in scheduled]
+
+
+def allocated(func: tirx.PrimFunc) -> dict[str, int]:
+    """Bytes of the buffers that `func` (scheduled) allocates, as small as TVM makes them: of each name the largest."""
+    passes = [
+        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+        s_tir.transform.ConvertBlocksToOpaque(),
+        s_tir.transform.CompactBufferAllocation(),
+    ]
+    module = tvm.transform.Sequential(passes)(tvm.IRModule({"main": func}))
+    sizes: dict[str, int] = {}
+
+    def note(block: s_tir.SBlock) -> None:
+        for buffer in block.alloc_buffers:
+            size = math.prod(map(int, buffer.shape)) * tvm.DataType(str(buffer.dtype)).itemsize
+            sizes[str(buffer.name)] = max(size, sizes.get(str(buffer.name), 0))
+
+    tvm_ffi.structural_walk(module["main"].body, (s_tir.SBlock, note))
+    return sizes
 
 
 def graph(build: Callable[..., relax.Expr], shapes: Sequence[tuple[int, ...]], weights: int = 0) -> tvm.IRModule:

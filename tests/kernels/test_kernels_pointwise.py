@@ -7,16 +7,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
-from kernel_checks import assert_close, graph, random_arrays
+from kernel_checks import allocated, assert_close, graph, needs_instructions_of, random_arrays
 from tvm import relax
 
-from rlflow_tvm.kernels import Choices, Lowering, default_target, pipeline, schedule_kernel
+from rlflow_tvm.kernels import Choices, Lowering, default_target, pipeline, schedule_kernel, vector_lanes
 from rlflow_tvm.kernels.choice import Choice
 from rlflow_tvm.kernels.llvm.conv_tile import accumulator_registers
 from rlflow_tvm.kernels.llvm.implementations import IMPLEMENTATIONS
 from rlflow_tvm.kernels.llvm.pixel_tile import PixelProduct, PixelTile
 
 TARGET = default_target()
+ONE_CORE = tvm.target.Target({"kind": "llvm", "mcpu": TARGET.attrs["mcpu"], "num-cores": 1})
 HASWELL = tvm.target.Target({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
 SKYLAKE = tvm.target.Target({"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 3})
 
@@ -44,6 +45,7 @@ def compute(
     build: Callable[..., relax.Expr], shapes: list[tuple[int, ...]], target: tvm.target.Target
 ) -> tuple[np.ndarray, list[np.ndarray], list[str]]:
     """What `build` gives with the pixel implementation, its arguments (the second a weight), the schedule rules."""
+    needs_instructions_of(target)
     data, weight, *rest = random_arrays(shapes)
 
     def reordered(data: relax.Expr, *others: relax.Expr) -> relax.Expr:
@@ -68,7 +70,7 @@ def product(data: np.ndarray, weight: np.ndarray, strides: tuple[int, int] = (1,
     return np.einsum("ncyx,oc->noyx", used, weight[:, :, 0, 0].astype("float64"))
 
 
-@pytest.mark.parametrize("target", [TARGET, HASWELL, SKYLAKE], ids=["here", "haswell", "skylake"])
+@pytest.mark.parametrize("target", [TARGET, ONE_CORE, HASWELL, SKYLAKE], ids=["here", "one", "haswell", "skylake"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 def test_pixels_in_the_lanes(shape: tuple[int, ...], target: tvm.target.Target) -> None:
     batch, inputs, outputs, height, width = shape
@@ -81,10 +83,14 @@ def test_pixels_in_the_lanes(shape: tuple[int, ...], target: tvm.target.Target) 
 
 
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2), (1, 3)], ids=str)
-@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize(("groups", "target"), [(1, ONE_CORE), (1, TARGET), (2, TARGET), (3, TARGET)])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 def test_pixels_copied_first(
-    shape: tuple[int, ...], groups: int, strides: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...],
+    groups: int,
+    target: tvm.target.Target,
+    strides: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     batch, inputs, outputs, height, width = shape
     rows = next(r for r in range(min(8, outputs), 0, -1) if -(-outputs // r) % groups == 0 or r == 1)
@@ -94,10 +100,29 @@ def test_pixels_copied_first(
     monkeypatch.setattr("rlflow_tvm.kernels.llvm.pixel_conv.pixel_tile", lambda *_: tile)
     shapes = [(batch, inputs, height, width), (outputs, inputs, 1, 1), (1, outputs, 1, 1)]
     result, (data, weight, bias), rules = compute(
-        lambda x, w, b: relax.op.nn.relu(relax.op.add(relax.op.nn.conv2d(x, w, strides=strides), b)), shapes, TARGET
+        lambda x, w, b: relax.op.nn.relu(relax.op.add(relax.op.nn.conv2d(x, w, strides=strides), b)), shapes, target
     )
     assert rules == ["conv2d_pixels"]
     assert_close(result, np.maximum(product(data, weight, strides) + bias, 0))
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("mcpu", ["haswell", "skylake-avx512"])
+@pytest.mark.parametrize("groups", [0, 1])
+@pytest.mark.parametrize("size", [(12, 16), (13, 17)], ids=str)
+def test_a_tile_and_its_pixels_fit_the_caches(
+    size: tuple[int, int], groups: int, mcpu: str, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One column of pixels is copied at a time, and the sums are those of one tile, whether or not tiles fill the
+    image."""
+    tile = PixelTile(4, 3, False, 0.0, groups)
+    monkeypatch.setattr("rlflow_tvm.kernels.llvm.pixel_conv.pixel_tile", lambda *_: tile)
+    target = tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": cores})
+    mod = graph(lambda x, w: relax.op.nn.relu(relax.op.nn.conv2d(x, w)), [(1, 64, *size), (32, 64, 1, 1)], weights=1)
+    (kernel,) = (each for each in Lowering(target, pixels).kernels(mod) if "conv2d" in each.name)
+    width = 3 * vector_lanes(target)
+    sizes = allocated(schedule_kernel(kernel.func, target))
+    assert sizes == {"conv2d": 4 * 4 * width} | ({"columns": 4 * 64 * width} if groups else {})
 
 
 @pytest.mark.parametrize(("size", "strides"), [((8, 8), (2, 2)), ((7, 9), (2, 1)), ((5, 31), (3, 2)), ((1, 1), (2, 2))])

@@ -10,7 +10,7 @@ import tvm
 import tvm_ffi
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from kernel_checks import TARGET
+from kernel_checks import TARGET, allocated
 from tvm import s_tir, te, tirx
 
 from rlflow_tvm.kernels.llvm.tails import peel_tails
@@ -91,6 +91,27 @@ def test_predicate_that_is_no_tile_is_kept() -> None:
     sch.parallel(outer)
     sch.reorder(inner, outer)
     check(peel_tails(sch.mod["main"]), 5, 7)
+
+
+@pytest.mark.parametrize("columns", [64, 70])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_what_a_tile_keeps_is_no_larger_where_the_last_one_is_not_full(columns: int, parallel: bool) -> None:
+    """The full tiles and the last one have buffers of their own: one for both would be a row."""
+    sch = s_tir.Schedule(add_one(6, columns))
+    block = sch.get_sblock("add")
+    store = sch.cache_write(block, 0, "local")
+    i, j = sch.get_loops(block)
+    outer, inner = sch.split(j, [None, 16])
+    task = sch.fuse(i, outer) if parallel else outer
+    if parallel:
+        sch.parallel(task)
+    sch.reverse_compute_at(store, task)
+    sch.vectorize(inner)
+    sch.vectorize(sch.get_loops(store)[-1])
+    peeled = peel_tails(sch.mod["main"])
+    assert predicates(peeled) == []
+    assert list(allocated(peeled).values()) == [4 * 16]
+    check(peeled, 6, columns)
 
 
 @dataclass(frozen=True)

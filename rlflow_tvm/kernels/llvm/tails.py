@@ -32,16 +32,47 @@ LIMIT_ATTR = "rlflow.limit"
 
 def peel_tails(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """`func` (scheduled) with the predicates of its blocks turned into loops of their own wherever that can be done."""
-    body = tvm_ffi.structural_map(func.body, (s_tir.SBlockRealize, _state_limit))
+    body = _in_ranges(tvm_ffi.structural_map(func.body, (s_tir.SBlockRealize, _state_limit)))
     if not _predicates(body):
         return func
-    return distinct_variables(func.with_body(_visit(body)))
+    placed = s_tir.transform.PlanAndUpdateBufferAllocationLocation()(_module(func.with_body(body)))["main"]
+    return distinct_variables(placed.with_body(_visit(placed.body)))
 
 
 def distinct_variables(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """`func` with each variable defined once, where code that defines some is there twice."""
-    module = tvm.IRModule({tvm.ir.GlobalVar("main"): func})
-    return tirx.transform.ConvertSSA()(module)["main"]
+    return tirx.transform.ConvertSSA()(_module(func))["main"]
+
+
+def _module(func: tirx.PrimFunc) -> tvm.IRModule:
+    return tvm.IRModule({tvm.ir.GlobalVar("main"): func})
+
+
+def _in_ranges(stmt: Stmt) -> Stmt:
+    """The predicates without what the ranges of the loops say anyway: `i % 7 * 8 < 50` where i runs to 7."""
+    analyzer = Analyzer()
+    for var, extent in _inner_extents(stmt).items():
+        analyzer.bind(var, tvm.ir.Range(0, extent))
+
+    def simplified(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+        return s_tir.SBlockRealize(realize.iter_values, analyzer.simplify(realize.predicate), realize.block)
+
+    return tvm_ffi.structural_map(stmt, (s_tir.SBlockRealize, simplified))
+
+
+def _own_buffers(stmt: Stmt) -> Stmt:
+    """A second copy of a statement with buffers of its own for those that it allocates. With those of the first they
+    would be as large as both want together: whole rows where a tile would do."""
+    own: dict[tirx.Buffer, tirx.Buffer] = {}
+
+    def note(block: s_tir.SBlock) -> None:
+        for buffer in block.alloc_buffers:
+            own[buffer] = tirx.decl_buffer(
+                buffer.shape, buffer.dtype, buffer.name, scope=buffer.scope(), layout=buffer.layout
+            )
+
+    tvm_ffi.structural_walk(stmt, (s_tir.SBlock, note))
+    return tvm_ffi.structural_map(stmt, (tirx.Buffer, lambda buffer: own.get(buffer, buffer)))
 
 
 def _state_limit(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
@@ -94,6 +125,7 @@ def _visit_loop(loop: tirx.For) -> Stmt:
     tail = _assume(loop.body, found, Analyzer().simplify(rest) < (found.limit - last))
     # bases are multiples of the tile: above limit - tile there is the last one, and those that lie beyond the limit,
     # where there is nothing to do
+    tail = _own_buffers(tail)
     if not _within(found, loop):
         tail = tirx.IfThenElse(found.base < tirx.const(found.limit, found.base.ty.dtype), tail, None)
     body = tirx.IfThenElse(found.base <= tirx.const(found.limit - found.tile, found.base.ty.dtype), full, tail)
@@ -110,7 +142,7 @@ def _peel(loop: tirx.For, bound: Bound, factor: int) -> list[Stmt]:
     if rest:
         inner = Analyzer().simplify(bound.expr - bound.base)
         tail = _assume(loop.body, bound, inner < rest)
-        pieces.append(substitute(tail, loop.loop_var, tirx.const(full, loop.loop_var.ty.dtype)))
+        pieces.append(_own_buffers(substitute(tail, loop.loop_var, tirx.const(full, loop.loop_var.ty.dtype))))
     return pieces
 
 
