@@ -16,8 +16,8 @@ from rlflow_tvm.errors import CostError
 from rlflow_tvm.kernels import Kernel, num_cores, vector_lanes
 from rlflow_tvm.kernels.pipeline import finalize
 
-_ACCUMULATORS = 12  # vectors of sums: enough to hide the latency of an addition, few enough for 16 registers
-_DEPTH = 256  # multiply-adds of an accumulator in one pass over operands that stay in the first cache
+_ROWS, _VECTORS = 6, 2  # of sums: enough to hide the latency of an addition, few enough for 16 registers
+_DEPTH = 256  # multiply-adds of a sum in one pass over operands that stay in the first cache
 _PASSES = 2000  # for each core
 _COPIED_BYTES = 2**28  # larger than private caches; a last-level cache may hold it, as it may a model's activations
 
@@ -38,7 +38,7 @@ def measure_roofline(target: tvm.target.Target) -> Roofline:
     """Measure `target`'s rates, now and here. CostError when a kernel cannot be measured, or for a GPU."""
     if target.kind.name != "llvm":
         raise CostError(f"the best rates of {target.kind.name} are not measured here: use scripts/bench_gpu.py")
-    funcs = {"multiply-adds": _multiply_adds(target), "copy": _copy(target)}
+    funcs = {"multiply-adds": peak_kernel(target), "copy": _copy(target)}
     kernels = [Kernel(func, f"roofline-{name}", name, 1) for name, func in funcs.items()]
     with KernelTimer(target) as timer:
         measured = timer.measure(kernels)
@@ -53,12 +53,12 @@ def measure_roofline(target: tvm.target.Target) -> Roofline:
 
 def peak_flops(target: tvm.target.Target) -> int:
     """Operations of one run of what `export_peak` makes."""
-    return 2 * num_cores(target) * _PASSES * _DEPTH * _ACCUMULATORS * vector_lanes(target)
+    return 2 * num_cores(target) * _PASSES * _DEPTH * _ROWS * _VECTORS * vector_lanes(target)
 
 
 def export_peak(target: tvm.target.Target, path: str | os.PathLike[str]) -> Candidate:
     """The multiply-adds of `measure_roofline` as a candidate of `measure_interleaved`, to be timed beside others."""
-    func = _multiply_adds(target).without_attr("global_symbol")
+    func = peak_kernel(target).without_attr("global_symbol")
     shapes = [tuple(int(extent) for extent in param.ty.shape) for param in func.params]
     operands = [relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes[:-1])]
     builder = relax.BlockBuilder()
@@ -73,23 +73,27 @@ def export_peak(target: tvm.target.Target, path: str | os.PathLike[str]) -> Cand
     return replace(library, inputs=tuple(np.ones(shape, "float32") for shape in shapes[:-1]))
 
 
-def _multiply_adds(target: tvm.target.Target) -> tirx.PrimFunc:
-    """sums[core, i, lane] = sum over passes and k of scale[k, i] * vector[lane]: only the scalars are read anew."""
+def peak_kernel(target: tvm.target.Target) -> tirx.PrimFunc:
+    """sums[core, i, v, lane] = sum over passes and k of scale[k, i] * vector[v, lane]: only scalars are read anew.
+
+    Each is used twice, as in a register tile: were it not, LLVM would put the sum in its register, and where it unrolls
+    the loop (Zen 3) run out of them."""
     lanes, cores = vector_lanes(target), num_cores(target)
-    scale = te.placeholder((_DEPTH, _ACCUMULATORS), "float32", name="scale")
-    vector = te.placeholder((lanes,), "float32", name="vector")
+    scale = te.placeholder((_DEPTH, _ROWS), "float32", name="scale")
+    vector = te.placeholder((_VECTORS, lanes), "float32", name="vector")
     turn, k = te.reduce_axis((0, _PASSES), "turn"), te.reduce_axis((0, _DEPTH), "k")
     sums = te.compute(
-        (cores, _ACCUMULATORS, lanes),
-        lambda _core, i, lane: te.sum(scale[k, i] * vector[lane], axis=[turn, k]),
+        (cores, _ROWS, _VECTORS, lanes),
+        lambda _core, i, v, lane: te.sum(scale[k, i] * vector[v, lane], axis=[turn, k]),
         name="sums",
     )
     sch = s_tir.Schedule(te.create_prim_func([scale, vector, sums]))
     block = sch.get_sblock("sums")
-    core, accumulator, lane, turn_loop, k_loop = sch.get_loops(block)
-    sch.reorder(core, turn_loop, k_loop, accumulator, lane)
+    core, row, column, lane, turn_loop, k_loop = sch.get_loops(block)
+    sch.reorder(core, turn_loop, k_loop, row, column, lane)
     sch.parallel(core)
-    sch.unroll(accumulator)
+    sch.unroll(row)
+    sch.unroll(column)
     sch.vectorize(lane)
     sch.decompose_reduction(block, turn_loop)
     return sch.mod["main"].with_attr("tirx.is_scheduled", True)
