@@ -4,6 +4,7 @@ Walks random trajectories once, which measures what the default database does no
 known but not the graphs, and prints milliseconds of `GraphRewriteEnv.step`. The parts are timed one by one along the
 same trajectories: rewriting with matching, lowering to kernels, looking up their times by structure, observing. Then
 `CandidateEnv.step` along them, the graphs priced by now: what it takes to show all graphs that are one rewrite away.
+With `--training` its steps in a whole training besides, in which kernels are known and graphs are not.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,12 +22,15 @@ from rich.console import Console
 from rich.table import Table
 
 from rlflow_tvm import from_onnx
+from rlflow_tvm.agents import AGENTS
 from rlflow_tvm.cli import check_writable, errors_of, model_path, parse_target, progress_bar, write_json
 from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, Measurement, default_path
-from rlflow_tvm.envs import CandidateEnv, GraphRewriteEnv
+from rlflow_tvm.envs import CandidateEnv, GraphRewriteEnv, ManyModelsEnv, RewriteProblem
+from rlflow_tvm.envs.episode import StepResult
 from rlflow_tvm.envs.observation import observe
 from rlflow_tvm.kernels import Kernel
 from rlflow_tvm.passes import GraphState, RewriteAction
+from rlflow_tvm.search import beginnings
 
 PARTS = ("rewrite, match", "lower", "hash, look up", "observe")
 
@@ -90,6 +95,45 @@ def candidate_steps(env: CandidateEnv, trajectories: list[Moves]) -> tuple[list[
     return seconds, shown
 
 
+class TimedEnv(CandidateEnv):
+    """Tells in `took` how long each of its steps did, and how many candidates it showed, in `shown`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.took: list[float] = []
+        self.shown: list[int] = []
+        super().__init__(*args, **options)
+
+    def step(self, action: int) -> StepResult:
+        step = super().step
+        result = timed(self.took, lambda: step(action))
+        self.shown.append(len(self.candidates))
+        return result
+
+
+def training_steps(problem: RewriteProblem, cost_model: CostModel, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the environment's steps take in a training of X-RLflow's agent: in the second of two equal ones, as the
+    first has the kernels measured."""
+    kind, begin = AGENTS["candidate"], beginnings(problem)[0].state.plan
+    for number in (1, 2):
+        cost_model._graphs.clear()
+        measured, env = cost_model.timer.measured, TimedEnv(problem=problem, horizon=arguments.steps, begin=begin)
+        with TemporaryDirectory() as folder, progress_bar(f"training {number} of 2") as bar:
+            kind.train(
+                ManyModelsEnv({"": env}), kind.config(), arguments.training, arguments.seed, folder,
+                on_step=lambda done, bar=bar: bar(min(done, arguments.training), arguments.training),
+            )  # fmt: skip
+    return {
+        "steps": len(env.took),
+        "measured": cost_model.timer.measured - measured,
+        "candidates": float(np.mean(env.shown)),
+        "most_candidates": max(env.shown),
+        "mean_secs": float(np.mean(env.took)),
+        "median_secs": float(np.median(env.took)),
+        "percentile95_secs": float(np.percentile(env.took, 95)),
+        "worst_secs": max(env.took),
+    }
+
+
 def bench(model: str, arguments: argparse.Namespace, timer: KernelTimer) -> dict[str, Any]:
     """One model's figures."""
     mod = from_onnx(model_path(model))
@@ -116,6 +160,7 @@ def bench(model: str, arguments: argparse.Namespace, timer: KernelTimer) -> dict
             timed(steps, lambda choice=choice: env.step(choice))
     candidates = CandidateEnv(problem=env.problem, horizon=horizon, limit=float("inf"))
     candidate_secs, shown = candidate_steps(candidates, trajectories)
+    training = training_steps(env.problem, cost_model, arguments) if arguments.training else None
     return {
         "model": model,
         "steps": len(steps),
@@ -127,6 +172,7 @@ def bench(model: str, arguments: argparse.Namespace, timer: KernelTimer) -> dict
         "candidates": float(np.mean(shown)),
         "candidate_mean_secs": float(np.mean(candidate_secs)),
         "candidate_worst_secs": max(candidate_secs),
+        "training": training,
     }
 
 
@@ -142,6 +188,21 @@ def show(rows: list[dict[str, Any]]) -> None:
         milliseconds, others = ([f"{value * 1e3:.2f}" for value in values] for values in (secs, more))
         table.add_row(row["model"].removeprefix("zoo:"), *counts, *milliseconds, shown, *others)
     Console(width=140).print(table)
+    show_training([row for row in rows if row["training"]])
+
+
+def show_training(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    table = Table(title="X-RLflow's agent, milliseconds a step of a training")
+    for column in ("model", "steps", "kernels measured", "candidates", "at most", "mean", "median", "95 %", "worst"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for row in rows:
+        found = row["training"]
+        counts = (found["steps"], found["measured"], round(found["candidates"]), found["most_candidates"])
+        secs = (found[f"{name}_secs"] for name in ("mean", "median", "percentile95", "worst"))
+        table.add_row(row["model"].removeprefix("zoo:"), *map(str, counts), *(f"{value * 1e3:.2f}" for value in secs))
+    Console(width=140).print(table)
 
 
 def main() -> None:
@@ -150,6 +211,7 @@ def main() -> None:
     parser.add_argument("--target", default="llvm")
     parser.add_argument("--steps", type=int, default=60, help="steps an episode")
     parser.add_argument("--episodes", type=int, default=4)
+    parser.add_argument("--training", type=int, default=0, metavar="STEPS", help="of a training of X-RLflow's agent")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
