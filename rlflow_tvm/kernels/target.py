@@ -28,6 +28,8 @@ _ALIAS = re.compile(r"i[4-9]86|amd64|arm64|(arm|thumb)v\d.*|ppc(64)?(le)?")
 """Names of machines in triples beside those that LLVM lists."""
 _SAME = {"amd64": "x86_64", "x86-64": "x86_64", "arm64": "aarch64"}
 """Names of the same kind of machine."""
+_INSTRUCTIONS = ("avx", "f16c", "avx2", "fma", "avx512f", "avx512bw", "avx512bf16", "avx512fp16", "amx-tile")
+"""Of which a processor may have those that came first alone; code with one that it lacks ends the process."""
 
 
 def default_target() -> Target:
@@ -110,11 +112,14 @@ def _device_arch() -> str:
 
 
 def is_of_this_machine(target: Target) -> bool:
-    """Whether code for the CPU `target` may run here, as far as its triple tells: that names the same kind of machine,
-    or none."""
+    """Whether code for the CPU `target` may run here: its triple names the same kind of machine, or none, and this
+    one has the vector instructions of the target's processor."""
     machine = str(target.attrs.get("mtriple") or "").partition("-")[0]
     ours = llvm_get_system_triple().partition("-")[0]
-    return not machine or _SAME.get(machine, machine) == _SAME.get(ours, ours)
+    if machine and _SAME.get(machine, machine) != _SAME.get(ours, ours):
+        return False
+    here = default_target()
+    return all(llvm_cpu_has_features(i, here) for i in _INSTRUCTIONS if llvm_cpu_has_features(i, target))
 
 
 def vector_lanes(target: Target) -> int:

@@ -25,6 +25,7 @@ from rlflow_tvm.kernels import (
     schedule_kernel,
     vector_lanes,
 )
+from rlflow_tvm.kernels.target import is_of_this_machine
 
 op = relax.op
 
@@ -149,6 +150,26 @@ def test_impossible_host() -> None:
 )
 def test_other_names_of_machines(triple: str, lanes: int) -> None:
     assert vector_lanes(as_target({"kind": "llvm", "mtriple": triple, "num-cores": 2})) == lanes
+
+
+@pytest.mark.parametrize(
+    ("attributes", "runs"),
+    [
+        ({}, True),
+        ({"mcpu": "x86-64"}, True),
+        ({"mcpu": "znver3"}, True),
+        ({"mcpu": "znver4"}, False),
+        ({"mcpu": "haswell", "mattr": ["+avx512f"]}, False),
+        ({"mtriple": "aarch64-linux-gnu"}, False),
+    ],
+    ids=str,
+)
+def test_code_with_instructions_that_a_machine_lacks_is_not_of_it(
+    attributes: dict[str, object], runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlflow_tvm.kernels.target.llvm_get_system_triple", lambda: "x86_64-pc-linux-gnu")
+    monkeypatch.setattr("rlflow_tvm.kernels.target.llvm_get_system_cpu", lambda: "haswell")
+    assert is_of_this_machine(tvm.target.Target({"kind": "llvm", **attributes})) is runs
 
 
 @pytest.mark.parametrize("mcpu", ["haswell", "x86-64", "skylake-avx512"])
