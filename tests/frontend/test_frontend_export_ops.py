@@ -67,7 +67,10 @@ def _run(model: onnx.ModelProto, arrays: Sequence[np.ndarray]) -> list[np.ndarra
 @pytest.mark.parametrize("name", _BY_NAME)
 def test_operator_computes_what_tvm_computes(name: str, computed) -> None:
     case = _BY_NAME[name]
-    _same(_run(to_onnx(case.module()), case.arrays), computed[name])
+    found = _run(to_onnx(case.module()), case.arrays)
+    if name == "nn.max_pool2d:wide":  # the maximum of nothing, which ONNX Runtime has so on x86 without AVX-512
+        found = [np.where(each == np.finfo("float32").min, -np.inf, each) for each in found]
+    _same(found, computed[name])
 
 
 _NEWER = sorted(

@@ -78,13 +78,14 @@ def test_one_kernel_needs_no_thread_and_no_compiler(monkeypatch: pytest.MonkeyPa
 
 def test_sums_of_a_tile_lie_on_the_stack() -> None:
     """TVM's own pipeline takes them from a pool, with two calls a tile."""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 2})  # a tile is of 28 vectors
     shapes = [(1, 64, 28, 28), (64, 64, 1, 1)]
-    (kernel,) = extract_kernels(graph(op.nn.conv2d, shapes, weights=1), TARGET)
-    scheduled = schedule_kernel(kernel.func, TARGET).with_attr("global_symbol", "kernel")
+    (kernel,) = extract_kernels(graph(op.nn.conv2d, shapes, weights=1), target)
+    scheduled = schedule_kernel(kernel.func, target).with_attr("global_symbol", "kernel")
     mod = tvm.IRModule({"kernel": scheduled})
     theirs, ours = (
-        tvm.tirx.build(mod, target=TARGET, pipeline=name).inspect_source("ll")
-        for name in ("default", tir_pipeline(TARGET))
+        tvm.tirx.build(mod, target=target, pipeline=name).inspect_source("ll")
+        for name in ("default", tir_pipeline(target))
     )
     assert "TVMBackendAllocWorkspace" in theirs
     assert "TVMBackendAllocWorkspace" not in ours

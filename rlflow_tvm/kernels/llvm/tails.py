@@ -35,7 +35,8 @@ def peel_tails(func: tirx.PrimFunc) -> tirx.PrimFunc:
     body = _in_ranges(tvm_ffi.structural_map(func.body, (s_tir.SBlockRealize, _state_limit)))
     if not _predicates(body):
         return func
-    placed = s_tir.transform.PlanAndUpdateBufferAllocationLocation()(_module(func.with_body(body)))["main"]
+    placing = [s_tir.transform.LowerInitBlock(), s_tir.transform.PlanAndUpdateBufferAllocationLocation()]
+    placed = tvm.transform.Sequential(placing)(_module(func.with_body(body)))["main"]
     return distinct_variables(placed.with_body(_visit(placed.body)))
 
 
