@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -114,12 +115,14 @@ def training_steps(problem: RewriteProblem, cost_model: CostModel, arguments: ar
     """What the environment's steps take in a training of X-RLflow's agent: in the second of two equal ones, as the
     first has the kernels measured."""
     kind, begin = AGENTS["candidate"], beginnings(problem)[0].state.plan
+    config = kind.config()
+    config = replace(config, steps_per_update=min(config.steps_per_update, arguments.training))
     for number in (1, 2):
         cost_model._graphs.clear()
         measured, env = cost_model.timer.measured, TimedEnv(problem=problem, horizon=arguments.steps, begin=begin)
         with TemporaryDirectory() as folder, progress_bar(f"training {number} of 2") as bar:
             kind.train(
-                ManyModelsEnv({"": env}), kind.config(), arguments.training, arguments.seed, folder,
+                ManyModelsEnv({"": env}), config, arguments.training, arguments.seed, folder,
                 on_step=lambda done, bar=bar: bar(min(done, arguments.training), arguments.training),
             )  # fmt: skip
     return {

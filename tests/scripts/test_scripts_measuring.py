@@ -18,6 +18,7 @@ import match_time
 import numpy as np
 import pytest
 import random_nets
+import step_time
 from agents import prices
 from papers.times import figure6
 from run_rows import bench_row
@@ -152,6 +153,21 @@ def test_matching_on_a_model_without_sites_ends(monkeypatch, capsys):
     assert capsys.readouterr().out.endswith("; no rewrite\n")
     start = GraphState.from_module(conv_chain(), default_rules(LANES))
     assert 0 < len(match_time.after_rewrites(start, 3, 0)) <= 3
+
+
+def test_steps_of_a_whole_training_are_timed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(step_time, "from_onnx", lambda _path: conv_chain())
+    monkeypatch.setattr(step_time, "model_path", Path)
+    out = tmp_path / "steps.json"
+    words = ["one", "--steps", "3", "--episodes", "1", "--training", "4", "--json", str(out)]
+    monkeypatch.setattr("sys.argv", ["step_time.py", *words])
+    step_time.main()
+    (row,) = json.loads(out.read_text())
+    training = row["training"]
+    assert training["steps"] >= 4
+    assert 0 < training["median_secs"] <= training["percentile95_secs"] <= training["worst_secs"]
+    assert 0 < training["candidates"] <= training["most_candidates"]
+    assert "milliseconds a step of a training" in capsys.readouterr().out
 
 
 def test_random_nets_that_cannot_be_built_are_counted(tmp_path, monkeypatch, capsys):
