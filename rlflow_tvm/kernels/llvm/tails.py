@@ -123,10 +123,9 @@ def _visit_loop(loop: tirx.For) -> Stmt:
     last = (-(-found.limit // found.tile) - 1) * found.tile
     rest = found.expr - found.base
     full = _assume(loop.body, found, None)
-    tail = _assume(loop.body, found, Analyzer().simplify(rest) < (found.limit - last))
+    tail = _own_buffers(_assume(loop.body, found, Analyzer().simplify(rest) < (found.limit - last)))
     # bases are multiples of the tile: above limit - tile there is the last one, and those that lie beyond the limit,
     # where there is nothing to do
-    tail = _own_buffers(tail)
     if not _within(found, loop):
         tail = tirx.IfThenElse(found.base < tirx.const(found.limit, found.base.ty.dtype), tail, None)
     body = tirx.IfThenElse(found.base <= tirx.const(found.limit - found.tile, found.base.ty.dtype), full, tail)
