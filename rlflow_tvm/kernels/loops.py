@@ -34,6 +34,14 @@ def has_empty_loop(func: tirx.PrimFunc) -> bool:
     return any(found)
 
 
+def has_ragged_loop(func: tirx.PrimFunc) -> bool:
+    """Whether how many turns a loop of `func` has hangs on another's."""
+    loops: list[tirx.For] = []
+    tvm_ffi.structural_walk(func.body, (tirx.For, loops.append))
+    used = [var for loop in loops for var in tirx.analysis.undefined_vars(loop.extent)]
+    return any(loop.loop_var.same_as(var) for loop in loops for var in used)
+
+
 def is_plain_buffer(ty: tvm.ir.Type) -> bool:
     """Whether it is the type of a buffer such as Relax makes of a tensor; `FuseTIR` joins no other ones.
 
@@ -68,6 +76,14 @@ def loop_kinds(sch: s_tir.Schedule, block: SBlockRV, loops: list[LoopRV]) -> str
 def extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
     """The constant extent of a loop."""
     return int(sch.get(loop).extent)
+
+
+def runs_over_axes(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether the loops around a block are its axes, each of them whole, in order."""
+    loops, realize = sch.get_loops(block), _block_realize(sch, block)
+    return len(loops) == len(realize.iter_values) and all(
+        sch.get(loop).loop_var.same_as(value) for loop, value in zip(loops, realize.iter_values, strict=True)
+    )
 
 
 def own_loops(sch: s_tir.Schedule, block: SBlockRV) -> list[LoopRV]:

@@ -28,7 +28,13 @@ _ALIAS = re.compile(r"i[4-9]86|amd64|arm64|(arm|thumb)v\d.*|ppc(64)?(le)?")
 """Names of machines in triples beside those that LLVM lists."""
 _SAME = {"amd64": "x86_64", "x86-64": "x86_64", "arm64": "aarch64"}
 """Names of the same kind of machine."""
-_INSTRUCTIONS = ("avx", "f16c", "avx2", "fma", "avx512f", "avx512bw", "avx512bf16", "avx512fp16", "amx-tile")
+_INSTRUCTIONS = (
+    *("sse4.1", "sse4.2", "avx", "f16c", "avx2", "fma", "bmi", "bmi2", "movbe", "lzcnt", "popcnt"),
+    *("avxvnni", "avxifma", "avxneconvert", "avxvnniint8", "avxvnniint16", "gfni"),
+    *("avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512ifma", "avx512vbmi", "avx512vbmi2"),
+    *("avx512vnni", "avx512bitalg", "avx512vpopcntdq", "avx512bf16", "avx512fp16", "amx-tile", "avx10.1", "avx10.2"),
+    *("neon", "dotprod", "fullfp16", "bf16", "i8mm", "lse", "sve", "sve2", "sme"),
+)
 """Of which a processor may have those that came first alone; code with one that it lacks ends the process."""
 
 

@@ -40,6 +40,18 @@ class Outcome:
         return [str(func.attrs["rlflow.schedule_rule"]) for func in scheduled]
 
 
+def predicates(func: tirx.PrimFunc) -> list[str]:
+    """The predicates of the blocks of `func` that are not simply true."""
+    found: list[str] = []
+
+    def note(realize: s_tir.SBlockRealize) -> None:
+        if not isinstance(realize.predicate, tirx.IntImm):
+            found.append(str(realize.predicate))
+
+    tvm_ffi.structural_walk(func.body, (s_tir.SBlockRealize, note))
+    return found
+
+
 def allocated(func: tirx.PrimFunc) -> dict[str, int]:
     """Bytes of the buffers that `func` (scheduled) allocates, as small as TVM makes them: of each name the largest."""
     passes = [

@@ -45,6 +45,37 @@ class Loops:
 
 
 @I.ir_module
+class Ragged:
+    """Loops that run as far as others have come, and axes in another order than their loops, which a cut is in."""
+
+    @T.prim_func(private=True, s_tir=True)
+    def lower(a: T.Buffer((T.int64(64), T.int64(64)), "float32"), b: T.Buffer((T.int64(64), T.int64(64)), "float32")):
+        for i in range(T.int64(64)):
+            for j in range(i + T.int64(1)):
+                with T.sblock("lower"):
+                    vi = T.axis.spatial(T.int64(64), i)
+                    vj = T.axis.spatial(T.int64(64), j)
+                    b[vi, vj] = a[vi, vj]
+
+    @T.prim_func(private=True, s_tir=True)
+    def turned(a: T.Buffer((T.int64(64), T.int64(4)), "float32"), b: T.Buffer((T.int64(4), T.int64(64)), "float32")):
+        for j, i in T.grid(T.int64(64), T.int64(4)):
+            with T.sblock("turned"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                b[vi, vj] = T.if_then_else(vj < T.int64(50), a[vj, vi], T.float32(0))
+
+    @R.function
+    def main(x: R.Tensor((64, 64), "float32"), y: R.Tensor((64, 4), "float32")):
+        cls = Ragged
+        with R.dataflow():
+            z = R.call_tir(cls.lower, (x,), out_ty=R.Tensor((64, 64), "float32"))
+            w = R.call_tir(cls.turned, (y,), out_ty=R.Tensor((4, 64), "float32"))
+            both = (z, w)
+            R.output(both)
+        return both
+
+
+@I.ir_module
 class Named:
     """A PrimFunc whose name without its number is that of the entry, and one that is public with a number."""
 
@@ -332,3 +363,12 @@ def test_calls_that_differ_in_their_results_type_alone_stay_apart() -> None:
 def test_call_for_training_is_refused() -> None:
     with pytest.raises(KernelError, match="call_tir_with_grad"):
         pipeline(TARGET)(Training)
+
+
+def test_loops_that_hang_on_others_are_left_as_they_are() -> None:
+    x, y = random_arrays([(64, 64), (64, 4)])
+    executable = tvm.compile(Ragged, TARGET, relax_pipeline=pipeline(TARGET))
+    lower, turned = relax.VirtualMachine(executable, tvm.cpu())["main"](*map(tvm.runtime.tensor, (x, y)))
+    rows, columns = np.tril_indices(64)  # the others are written by nobody
+    np.testing.assert_array_equal(lower.numpy()[rows, columns], x[rows, columns])
+    np.testing.assert_array_equal(turned.numpy(), np.where(np.arange(64) < 50, y.T, 0))

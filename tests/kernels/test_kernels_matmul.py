@@ -9,7 +9,7 @@ import pytest
 import tvm_ffi
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from kernel_checks import TARGET, check, graph, random_arrays, run
+from kernel_checks import TARGET, check, graph, predicates, random_arrays, run
 from tvm import relax, tirx
 from tvm.target import Target
 
@@ -183,6 +183,16 @@ def test_any_extents_on_any_target(rows: int, columns: int, depth: int, weight: 
     x, matrix = arrays = random_arrays(shapes)
     outcome = run(graph(op.matmul, shapes, int(weight)), arrays, int(weight), TARGETS[name])
     np.testing.assert_allclose(outcome.values[0], x.astype("float64") @ matrix, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("depth", [2304, 2560, 3001, 11008])
+def test_no_step_asks_where_the_depth_ends(depth: int) -> None:
+    """Which is divided: for a few hundred rows it is too long for the cache."""
+    target = Target({"kind": "llvm", "mcpu": "haswell", "num-cores": 1})
+    kernels = extract_kernels(graph(op.matmul, [(128, depth), (depth, 96)], 1), target)
+    (product,) = (schedule_kernel(k.func, target) for k in kernels if "matmul" in k.name)
+    assert predicates(product) == []
+    assert choose_blocks(128, depth, 6, 6, 1).depth < depth
 
 
 @settings(deadline=None)

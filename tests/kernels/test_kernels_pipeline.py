@@ -160,6 +160,7 @@ def test_other_names_of_machines(triple: str, lanes: int) -> None:
         ({"mcpu": "znver3"}, True),
         ({"mcpu": "znver4"}, False),
         ({"mcpu": "haswell", "mattr": ["+avx512f"]}, False),
+        ({"mcpu": "alderlake"}, False),
         ({"mtriple": "aarch64-linux-gnu"}, False),
     ],
     ids=str,

@@ -179,10 +179,21 @@ def test_what_is_read_behind_may_be_computed_first() -> None:
 @pytest.mark.parametrize("residual", [(1, 2, 16, 7, 7), (3, 2, 16, 7, 7), (3, 1, 1, 1, 1, 1)], ids=str)
 def test_what_follows_may_have_more_axes(residual: tuple[int, ...]) -> None:
     shapes = [(2, 12, 7, 7), (16, 12, 1, 1), residual]
-    result, (data, weight, other), _ = compute(
+    result, (data, weight, other), rules = compute(
         lambda x, w, y: relax.op.nn.relu(relax.op.add(relax.op.nn.conv2d(x, w), y)), shapes, TARGET
     )
+    assert rules[0] == "conv2d_pixels"
     assert_close(result, np.maximum(product(data, weight) + other, 0))
+
+
+@pytest.mark.parametrize("images", [3, 8])
+def test_what_follows_may_be_of_more_images(images: int) -> None:
+    shapes = [(1, 24, 13, 11), (40, 24, 1, 1), (images, 40, 13, 11)]
+    result, (data, weight, other), rules = compute(
+        lambda x, w, y: relax.op.add(relax.op.nn.conv2d(x, w), y), shapes, TARGET
+    )
+    assert rules == ["conv2d_pixels"]
+    assert_close(result, product(data, weight) + other)
 
 
 def test_other_calls_are_not_taken() -> None:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import tvm
-import tvm_ffi
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from kernel_checks import TARGET, allocated
+from kernel_checks import TARGET, allocated, predicates
 from tvm import s_tir, te, tirx
 
 from rlflow_tvm.kernels.llvm.tails import peel_tails
@@ -25,18 +24,6 @@ def add_one(rows: int, columns: int) -> tirx.PrimFunc:
     a = te.placeholder((rows, columns), "float32", name="a")
     add = te.compute((rows, columns), lambda i, j: a[i, j] + tirx.const(1, "float32"), name="add")
     return te.create_prim_func([a, add]).with_attrs({"tirx.noalias": True, "global_symbol": "main"})
-
-
-def predicates(func: tirx.PrimFunc) -> list[str]:
-    """The predicates of the blocks of `func` that are not simply true."""
-    found: list[str] = []
-
-    def note(realize: s_tir.SBlockRealize) -> None:
-        if not isinstance(realize.predicate, tirx.IntImm):
-            found.append(str(realize.predicate))
-
-    tvm_ffi.structural_walk(func.body, (s_tir.SBlockRealize, note))
-    return found
 
 
 def check(func: tirx.PrimFunc, rows: int, columns: int) -> None:

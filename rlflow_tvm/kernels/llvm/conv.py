@@ -11,7 +11,7 @@ from tvm.target import Target
 
 from ..loops import extent
 from ..target import vector_lanes
-from .conv_compute import CONV_ATTR, DEPTHWISE_ATTR, PAD_ATTR, UNEVEN_ATTR
+from .conv_compute import CONV_ATTR, DEPTHWISE_ATTR, OUT_AXES_ATTR, PAD_ATTR, UNEVEN_ATTR
 from .conv_loops import (
     FEW_PRODUCTS,
     accumulate,
@@ -59,7 +59,8 @@ class Conv2d(CPUScheduleRule):
 def schedule_dense(sch: s_tir.Schedule, conv: SBlockRV, target: Target) -> s_tir.Schedule:
     """Schedules a convolution that is no depthwise one; the schedule returned may be a new one."""
     # Groups whose last vector has empty lanes: no tile of the output is a tile of packed vectors.
-    out = fold_epilogue(sch, conv, target, apart=UNEVEN_ATTR in sch.get(conv).annotations)
+    marks = sch.get(conv).annotations
+    out = fold_epilogue(sch, conv, target, int(marks[OUT_AXES_ATTR]), apart=UNEVEN_ATTR in marks)
     packed, result = ([int(d) for d in sch.get(b).writes[0].source.shape] for b in (conv, out))
     if len(packed) == 4 and packed != result:  # pointwise, (N, vector, H*W, lane), and no mere copy follows
         sch = merge_axes(sch, out, 2, 4)  # height and width

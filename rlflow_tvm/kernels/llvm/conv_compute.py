@@ -15,6 +15,7 @@ from tvm import te, tirx
 
 CONV_ATTR = "rlflow.conv2d"  # on the block of a dense or grouped convolution: packed vectors of one group
 UNEVEN_ATTR = "rlflow.conv2d_uneven"  # beside CONV_ATTR: groups leave lanes empty, so output and packed tiles differ
+OUT_AXES_ATTR = "rlflow.conv2d_out_axes"  # beside CONV_ATTR: how many axes the output has, in its own layout
 DEPTHWISE_ATTR = "rlflow.depthwise_conv2d"  # on the block of a depthwise convolution
 PAD_ATTR = "rlflow.pad"  # on a zero-padding block
 _MANY_CHANNELS = 8  # fewer plain input channels than this make too short an inner loop
@@ -199,7 +200,7 @@ def convolution(data: te.Tensor, packed: te.Tensor, shape: ConvShape) -> te.Tens
         return te.sum(product, axis=[io, kh, kw, ii])
 
     outer = (shape.batch, shape.computed_groups * vectors)
-    attrs = {CONV_ATTR: vectors}
+    attrs = {CONV_ATTR: vectors, OUT_AXES_ATTR: 5 if shape.out_block else 4}
     if shape.computed_groups > 1 and shape.is_ragged:
         attrs[UNEVEN_ATTR] = 1
     if shape.is_pointwise:

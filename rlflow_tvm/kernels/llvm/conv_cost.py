@@ -18,9 +18,11 @@ _SHORT_RUNS = 3.5  # how much longer a byte takes that is read in runs of a few 
 
 
 def window_cycles(shape: ConvShape, target: Target) -> float:
-    """Multiply-adds at the share of two vectors a cycle that is reached, and the weights' bytes."""
-    weights = shape.out_channels * shape.in_channels // shape.groups * prod(shape.kernel)
-    products = shape.batch * prod(shape.out_size) * weights / vector_lanes(target) / 2
+    """Multiply-adds, of whole vectors, at the share of two a cycle that is reached, and the weights' bytes."""
+    taps = shape.group_in * prod(shape.kernel)
+    vectors = shape.computed_groups * shape.group_vectors * -(-shape.lanes // vector_lanes(target))
+    products = shape.batch * prod(shape.out_size) * taps * vectors / 2
+    weights = shape.computed_groups * shape.group_vectors * shape.lanes * taps
     return products / _SHARE + 4 * weights / _WEIGHT_BYTES
 
 

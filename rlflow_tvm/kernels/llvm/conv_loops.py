@@ -17,7 +17,8 @@ from .pool_legalize import POOL_ATTR, ROWS_ATTR
 from .tails import distinct_variables
 
 _WINDOWS = frozenset({CONV_ATTR, DEPTHWISE_ATTR, POOL_ATTR, ROWS_ATTR})
-_MARKS = _WINDOWS | {PAD_ATTR}
+RESULT_ATTR = "rlflow.result"  # on the block that makes the output of what is scheduled: nothing is inlined into it
+_MARKS = _WINDOWS | {PAD_ATTR, RESULT_ATTR}
 
 # Multiply-adds, elements that windows read, elements that are copied: up to so many, starting threads costs more than
 # they save.
@@ -52,7 +53,7 @@ def in_threads(sch: s_tir.Schedule, loop: LoopRV, target: Target, work: int, few
 
 
 def fold_epilogue(
-    sch: s_tir.Schedule, block: SBlockRV, target: Target, *, apart: bool = False, axes: int | None = None
+    sch: s_tir.Schedule, block: SBlockRV, target: Target, axes: int | None = None, *, apart: bool = False
 ) -> SBlockRV:
     """Inlines the element-wise blocks after `block` into the last of them, which is returned.
 

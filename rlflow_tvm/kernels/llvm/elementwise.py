@@ -11,7 +11,16 @@ from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
-from ..loops import block_kinds, extent, fuse_all, inlined_maps, leaf_blocks, vectorise
+from ..loops import (
+    block_kinds,
+    extent,
+    fuse_all,
+    has_ragged_loop,
+    inlined_maps,
+    leaf_blocks,
+    runs_over_axes,
+    vectorise,
+)
 from ..target import num_cores, vector_lanes
 from .cuts import cut_points, mark
 
@@ -46,6 +55,10 @@ class Fallback(CPUScheduleRule):
                 schedule_any(attempt, leaf_blocks(attempt)[i], target)
             except s_tir.ScheduleError:
                 continue  # this block stays as it is: it is correct, and nothing is known that would be faster
+            except TypeError:  # an extent is no number
+                if not has_ragged_loop(func):
+                    raise
+                continue
             sch = attempt
         return sch
 
@@ -75,7 +88,7 @@ def schedule_map(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> None:
     if turned is not None:
         schedule_turned(sch, block, turned, lanes, num_cores(target))
         return
-    own = len(loops) == len(sch.get(block).iter_vars)
+    own = runs_over_axes(sch, block)
     flat = _whole_vectors([extent(sch, loop) for loop in loops], flat_axes(sch, block), lanes) if own else 1
     cuts = cut_points(sch, block) if own and flat == 1 else []
     inner = fuse_all(sch, loops[len(loops) - flat :])
@@ -127,7 +140,7 @@ def turned_axis(sch: s_tir.Schedule, block: SBlockRV) -> int | None:
     """The axis, not the last, along which the block reads in memory order what it writes along its last axis."""
     stmt = sch.get(block)
     axes = list(stmt.iter_vars)
-    if len(axes) != len(sch.get_loops(block)) or int(axes[-1].dom.extent) < 2:
+    if not runs_over_axes(sch, block) or int(axes[-1].dom.extent) < 2:
         return None
     found: list[int] = []
 

@@ -10,9 +10,8 @@ from ..loops import extent, own_loops
 from ..target import num_cores, vector_lanes, vector_registers
 from .conv_loops import FEW_PRODUCTS, in_threads, steps
 from .matmul_prefetch import PREFETCH_ATTR, Prefetch
-from .matmul_tile import choose_blocks, choose_tile
+from .matmul_tile import CHUNK, choose_blocks, choose_tile
 
-_CHUNK = 64  # steps of the reduction between two bursts of prefetches; the sums go to the first cache and back
 _UNROLL = 4
 _MOST_LINES = 32  # prefetched at a time
 
@@ -75,6 +74,6 @@ def schedule_packed(sch: s_tir.Schedule, block: SBlockRV, out: SBlockRV, target:
 def _split_depth(sch: s_tir.Schedule, reduced: LoopRV, depth: int) -> tuple[LoopRV, LoopRV, LoopRV]:
     """The reduced loop as chunks, turns and steps."""
     unroll = _UNROLL if depth >= 2 * _UNROLL else 1
-    chunk = min(_CHUNK, -(-depth // unroll) * unroll)
+    chunk = min(CHUNK, -(-depth // unroll) * unroll)
     chunks, turn, step = sch.split(reduced, [None, chunk // unroll, unroll])
     return chunks, turn, step

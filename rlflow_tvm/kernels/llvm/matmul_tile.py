@@ -14,6 +14,7 @@ _LOOP = 1.0  # cycles of the loop itself, per step of the reduction (unrolled)
 _STREAM = 0.25  # cycles more for each vector of the right side, which comes from a farther cache than the rows
 _FAR_LOAD = 2.0  # cycles between two vectors from that cache
 _DEPTH_BLOCK = 1024  # steps of the reduction in a block
+CHUNK = 64  # steps of the reduction between two bursts of prefetches; the sums go to the first cache and back
 _LEFT_FLOATS = 1 << 18  # of a block of the left side: half of a second-level cache of 2 MiB
 
 
@@ -58,11 +59,13 @@ class Blocks:
 def choose_blocks(height: int, depth: int, panels: int, tile_rows: int, cores: int) -> Blocks:
     """The blocks of a product with a left side of `height` x `depth` and `panels` packed panels.
 
-    The depth is divided only where all cores then get the same number of panels, or nearly.
+    The depth is divided only where all cores then get the same number of panels, or nearly; into blocks of whole
+    chunks, or the steps of a chunk that reaches beyond its block would each ask where that ends.
     """
     block = depth
     if min(height, 128) * depth > _LEFT_FLOATS:
         block = -(-depth // -(-depth // _DEPTH_BLOCK))
+        block = min(depth, -(-block // CHUNK) * CHUNK)
     rows = height
     if height * block > _LEFT_FLOATS:
         count = -(-height * block // _LEFT_FLOATS)

@@ -23,8 +23,10 @@ _LATENCY = 4.0  # cycles until a sum may be added to again
 _LOOP = 1.0  # cycles of the loop itself, per step
 _ACROSS = 1.5  # loads for a vector of which about half lie across two cache lines
 _TILE = 40.0  # cycles to begin and end a tile
-_SHORT_RUNS = 2.0  # how much longer a byte of the data takes that is read in runs of one vector
+_LINE = 16  # floats in a cache line
+_SHORT_RUNS = 2.0  # how much longer a byte of the data takes that is read in runs of one line
 _OUT_OF_ORDER = 2.0  # how much longer a byte of the output takes that is written in short runs, row after row
+_LONG_RUN = 6 * _LINE  # floats
 _PAGE = 4096
 _PAGES = 64  # that a core finds at once: as many entries has the first level of its table of addresses
 _FAR_PAGE = 3.5  # cycles of a step more where each is in another page, of more than these
@@ -109,7 +111,7 @@ class PixelProduct:
         blocks = self.batch * -(-self.channels // rows)
         columns = whole + (tail > 0)
         turns = -(-blocks * columns // cores)  # threads get equal numbers of tiles
-        return column / columns * turns + self._traffic(blocks, columns, vectors, outside, cores)
+        return column / columns * turns + self._traffic(blocks, columns, width, outside, cores)
 
     def _copied_cycles(self, rows: int, vectors: int, groups: int, lanes: int, cores: int) -> float:
         """As `_cycles`, with the pixels of a column copied for each of `groups` groups of tiles."""
@@ -119,14 +121,14 @@ class PixelProduct:
         tails = turns // columns if tail else 0  # of the core that has the fewest
         full, last = (self._column(rows, count, groups, lanes) for count in (vectors, -(-tail // lanes)))
         # a copy has many loads under way at once, however short the runs
-        traffic = self._traffic(self.batch * -(-self.channels // rows), columns, _MAX_VECTORS, False, cores)
+        traffic = self._traffic(self.batch * -(-self.channels // rows), columns, _LONG_RUN, False, cores)
         return (turns - tails) * full + tails * last + traffic
 
     def _column(self, rows: int, vectors: int, groups: int, lanes: int) -> float:
         """Cycles to copy a column of `vectors` vectors and to multiply it with a group of tiles."""
         copy = _COPY * (_GATHER if self.strided else 1.0) * self.depth * vectors
         near = 4 * self.depth * (vectors * lanes + rows) <= ConvCost.FIRST_CACHE
-        lines = 0 if near else vectors
+        lines = 0 if near else -(-vectors * lanes // _LINE)
         step = max(rows * vectors / 2, (rows + vectors) / 2, _LATENCY, lines * ConvCost.SECOND_LINE) + _LOOP
         return copy + -(-self.channels // rows) // groups * (self.depth * step + _TILE)
 
@@ -135,21 +137,23 @@ class PixelProduct:
         vectors = whole + (tail > 0)
         across = self.pixels % lanes > 0  # then rows begin anywhere in a line
         loads = rows + whole * (_ACROSS if across else 1.0) + (3.0 if tail > 1 else tail)
-        lines = 0 if near else vectors + across
+        lines = 0 if near else -(-vectors * lanes // _LINE) + across
         pages = min(1.0, 4 * self.pixels / _PAGE)  # that each step begins
         apart = _FAR_PAGE * pages if pages * self.depth > _PAGES else 0.0
         busy = max(rows * vectors / 2, loads / 2, _LATENCY, lines * ConvCost.SECOND_LINE)
         return busy + _LOOP + apart + (_ACROSS_STEP if across else 0.0)
 
-    def _traffic(self, blocks: int, columns: int, vectors: int, outside: bool, cores: int) -> float:
-        """Cycles of a core for what comes from beyond the second cache and goes there."""
-        runs = 1 + _SHORT_RUNS / vectors
+    def _traffic(self, blocks: int, columns: int, run: int, outside: bool, cores: int) -> float:
+        """Cycles of a core for what comes from beyond the second cache and goes there, the data in runs of so many
+        floats."""
+        runs = 1 + _SHORT_RUNS * _LINE / run
         image, output = self.batch * self._image() * runs, self.batch * self.channels * self.pixels * 4
         if outside:
             readers = min(cores, blocks // self.batch)
             passes = 1.0 if self._image() <= ConvCost.SECOND_CACHE else blocks / self.batch / readers
-            return ConvCost.FAR_BYTE * (image * passes * (1 + readers) / 2 + self._weights() + output) / cores
-        passes = 1.0 if self._weights() <= ConvCost.SECOND_CACHE else columns / cores
+            weights = self._weights() * (1 if self._weights() <= ConvCost.SECOND_CACHE else self.batch)
+            return ConvCost.FAR_BYTE * (image * passes * (1 + readers) / 2 + weights + output) / cores
+        passes = 1.0 if self._weights() <= ConvCost.SECOND_CACHE else self.batch * columns / cores
         return ConvCost.FAR_BYTE * (self._weights() * passes + (image + _OUT_OF_ORDER * output) / cores)
 
     def _image(self) -> int:

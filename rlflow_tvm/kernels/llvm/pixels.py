@@ -10,7 +10,7 @@ from tvm.target import Target
 from ..loops import own_loops, vectorise
 from ..target import vector_lanes
 from .conv_compute import PAD_ATTR
-from .conv_loops import FEW_PRODUCTS, fold_epilogue, in_threads, marked_blocks, merge_axes, steps
+from .conv_loops import FEW_PRODUCTS, RESULT_ATTR, fold_epilogue, in_threads, marked_blocks, merge_axes, steps
 from .elementwise import schedule_map
 from .pixel_conv import PIXELS_ATTR
 
@@ -27,7 +27,8 @@ class PixelConv(CPUScheduleRule):
         if len(products) != 1:
             return None
         before = _maps_before(sch, products[0])
-        sch = merge_axes(sch, fold_epilogue(sch, products[0], target, axes=_AXES), 2, 4)  # height and width
+        sch, out = _folded(sch, target)
+        sch = merge_axes(sch, out, 2, 4)  # height and width
         (conv,) = marked_blocks(sch, PIXELS_ATTR)
         (out,) = sch.get_consumers(conv)
         schedule_tile(sch, conv, out, target)
@@ -35,6 +36,21 @@ class PixelConv(CPUScheduleRule):
             if sch.get(block).name_hint in before:
                 schedule_map(sch, block, target)
         return sch
+
+
+def _folded(sch: s_tir.Schedule, target: Target) -> tuple[s_tir.Schedule, SBlockRV]:
+    """What follows the products inlined into the block that writes the output, or where it cannot be the image that
+    they are, and loop nests of its own behind that."""
+    attempt = sch.copy()
+    (conv,) = marked_blocks(attempt, PIXELS_ATTR)
+    out = fold_epilogue(attempt, conv, target, _AXES)
+    tiled, written = (list(attempt.get(block).writes[0].source.shape) for block in (conv, out))
+    if written != tiled:  # or it is a copy of the tiles
+        return attempt, out
+    (conv,) = marked_blocks(sch, PIXELS_ATTR)
+    (image,) = sch.get_consumers(conv)
+    sch.annotate(image, RESULT_ATTR, 1)
+    return sch, fold_epilogue(sch, conv, target, _AXES)
 
 
 def _maps_before(sch: s_tir.Schedule, conv: SBlockRV) -> list[str]:

@@ -46,7 +46,7 @@ def schedule_rows(sch: s_tir.Schedule, rows: SBlockRV, pool: SBlockRV, target: T
     LLVM makes the vectors: it turns strided reads of the buffer into shuffles, which TVM's vector loads are not.
     """
     work = steps(sch, rows) + steps(sch, pool)
-    out = fold_epilogue(sch, pool, target)
+    out = fold_epilogue(sch, pool, target, len(sch.get(pool).writes[0].region))
     *outer, column = sch.get_loops(out)
     row = sch.fuse(*outer)
     in_threads(sch, row, target, work, FEW_TAPS)

@@ -17,7 +17,7 @@ _PIXELS = 8  # pixels of a blocked tile
 def schedule_window(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> None:
     """Schedules the reduction `block` over windows of (N, C, H, W[, c]) and all that follows it."""
     work = steps(sch, block)
-    out = fold_epilogue(sch, block, target)
+    out = fold_epilogue(sch, block, target, len(sch.get(block).writes[0].region))
     batch, channel, row, column, *lane = sch.get_loops(out)
     width = extent(sch, column)
     if lane:

@@ -7,6 +7,7 @@ from tvm.error import InternalError
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
+from ..loops import has_ragged_loop
 from .conv import Conv2d
 from .cuts import cut_loops
 from .elementwise import Elementwise, Fallback
@@ -45,6 +46,10 @@ def schedule(func: tirx.PrimFunc, target: Target) -> tuple[str, tirx.PrimFunc] |
         except (s_tir.ScheduleError, InternalError):
             # a primitive proves each of its steps and refuses the others, or fails a check of TVM's own where it does
             # not foresee a loop nest: the kernel is none of this rule's
+            continue
+        except TypeError:  # an extent is no number
+            if not has_ragged_loop(func):
+                raise
             continue
         if found is not None:
             scheduled = cut_loops(found.mod["main"])
