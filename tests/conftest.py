@@ -14,18 +14,30 @@ from rlflow_tvm.cost import bench, timer
 from rlflow_tvm.cost.calibration import PATIENCE
 from rlflow_tvm.frontend.net import Net
 
+_YOUNG = 20_000
+"""Objects that are made before garbage is looked for among them."""
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What is imported and collected stays to the end, hundreds of thousands of objects: it is not looked through for
-    garbage again and again, which took a twentieth of the tests' time and a quarter of their collection's."""
+    garbage again and again, which took a twentieth of the tests' time and a quarter of their collection's. What else
+    is made lives long, modules and graphs: it is looked through less often than usual."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.collect()
         gc.freeze()
+        gc.set_threshold(_YOUNG, 10, 10)
         gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_garbage_of_other_files() -> Iterator[None]:
+    """What a file's tests leave is not held until the garbage of others makes it be found."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,6 +61,15 @@ def no_pause() -> Iterator[None]:
         patch.setenv(PATIENCE, "0")
         for module in (bench, timer):
             patch.setattr(module, "_PAUSE_SECS", 0.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def little_ahead_of_torch_compile() -> Iterator[None]:
+    """For the few small models that torch compiles here it starts no processes and precompiles no headers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+        patch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
         yield
 
 

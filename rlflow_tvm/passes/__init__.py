@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from rlflow_tvm.passes.matcher import RuleSet
@@ -21,7 +22,14 @@ def default_rules(lanes: int = 16, own: str | Path | Iterable[RewriteRule] = ())
     RewriteError if a rule has no recorded proof, or two have one name.
     """
     require_proofs(CATALOGUE, catalogue_proofs(), "the catalogue")
-    return RuleSet((*CATALOGUE, *own_rules(own)), lanes)
+    others = own_rules(own)
+    return RuleSet((*CATALOGUE, *others), lanes) if others else _catalogue_alone(lanes)
+
+
+@cache
+def _catalogue_alone(lanes: int) -> RuleSet:
+    """One for all, as it remembers what it has looked up."""
+    return RuleSet(CATALOGUE, lanes)
 
 
 def own_rules(rules: str | Path | Iterable[RewriteRule]) -> tuple[RewriteRule, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,10 +47,9 @@ class RuleSet:
     lanes: int = 16
 
     def __post_init__(self) -> None:
-        names = [rule.name for rule in self.rules]
-        double = {name for name in names if names.count(name) > 1}
+        double = [name for name, times in Counter(rule.name for rule in self.rules).items() if times > 1]
         if double:
-            raise RewriteError(f"two rules are called {double.pop()}: every rule needs a name of its own")
+            raise RewriteError(f"two rules are called {double[0]}: every rule needs a name of its own")
 
     @cached_property
     def _by_operator(self) -> Mapping[str, tuple[Candidate, ...]]:

@@ -55,6 +55,7 @@ PROOF_VERSION = 6
 INSTANCES = 60
 LEAST_INSTANCES = 12
 ATTEMPTS = 20000
+_WORTH_PROCESSES = 16  # rules: a process imports TVM for as long as it takes to prove some dozens
 _SMALL = 3  # rationals within it of zero: equal ones among them, and numbers that can be read
 _PARTS = (1, 2, 4)  # of whole numbers, of which the small ones are
 _REDRAWS = 20  # of tensors, after a division by zero
@@ -163,9 +164,9 @@ def compared(rule: RewriteRule, instances: int, seed: int, attempts: int = ATTEM
 def verify_all(
     rules: Sequence[RewriteRule], instances: int = INSTANCES, seed: int = 0, jobs: int = 1
 ) -> Iterator[tuple[RewriteRule, Outcome]]:
-    """Each rule with its outcome, in order, proved by `jobs` processes."""
+    """Each rule with its outcome, in order, proved by `jobs` processes, or here where they are too few to start any."""
     work = partial(verify_rule, instances=instances, seed=seed)
-    if jobs == 1:
+    if jobs == 1 or len(rules) < _WORTH_PROCESSES:
         yield from zip(rules, map(work, rules), strict=True)
         return
     with worker_pool(jobs) as pool:

@@ -11,7 +11,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from copied_workers import SUBPROCESS
 
+from rlflow_tvm.agents import processes
 from rlflow_tvm.agents.observation import CompactObservation, ObservationSizes
 from rlflow_tvm.agents.policy import TwoStepPolicy
 
@@ -35,6 +37,12 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def copied_workers(monkeypatch) -> None:
+    """Rollout workers are copies of a process that has imported what they need."""
+    monkeypatch.setattr(processes, "subprocess", SUBPROCESS)
 
 
 RandomObservation = Callable[..., CompactObservation]

@@ -291,8 +291,8 @@ def test_a_resumed_training_equals_an_uninterrupted_one(candidates, short, tmp_p
     assert_same_training(tmp_path / "straight", tmp_path / "broken")
 
 
-def test_workers_give_the_training_of_one_process(candidates, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+@pytest.mark.usefixtures("copied_workers")
+def test_workers_give_the_training_of_one_process(candidates, tmp_path):
     run(candidates, tmp_path / "alone", 90)
     workers = Workers("toy_candidates:ToyCandidateEnv", {"length": 5, "horizon": 10}, 2)
     run(candidates, tmp_path / "together", 90, workers=workers)

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from copied_workers import SUBPROCESS
 from hypothesis import given
 from hypothesis import strategies as st
 from toy_env import ToyRewriteEnv
 from training_checks import assert_same_training
 
-from rlflow_tvm.agents import processes
 from rlflow_tvm.agents.collect import Quota, collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.messages import pack_episode, unpack_episode
@@ -38,11 +36,6 @@ def serial(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("serial")
     train(ToyRewriteEnv(**TOY), CONFIG, STEPS, SEED, folder)
     return folder
-
-
-@pytest.fixture
-def copied_workers(monkeypatch) -> None:
-    monkeypatch.setattr(processes, "subprocess", SUBPROCESS)
 
 
 def with_workers(out, count, factory="toy_env:ToyRewriteEnv", steps=STEPS, config=CONFIG, resume=False, **options):

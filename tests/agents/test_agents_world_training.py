@@ -203,6 +203,7 @@ def test_heads_for_sites_with_nothing_to_learn_stay_as_m_learnt_them(env, tmp_pa
         assert torch.equal(value, best[name]), name
 
 
+@pytest.mark.usefixtures("copied_workers")
 def test_random_episodes_of_workers_make_the_same_training(env, straight, tmp_path):
     toy = {"length": 5, "horizon": 8, "random_start": True}
     train(env, SMALL, 120, 3, tmp_path / "two", workers=Workers("toy_env:ToyRewriteEnv", toy, 2))
