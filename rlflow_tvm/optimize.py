@@ -4,7 +4,7 @@ or a compiled library."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -126,7 +126,7 @@ def main(
                 log.warning("the plan that was found is kept in %s", place)
         if tune:
             with _goes_on("kernels are as they were, but for those tuned by then"):
-                tuned = _tune(cost_model, result.state, tune, seed)
+                tuned = _tune(cost_model, result.state, tune, seed, tuned.append)
     figures: dict[str, Any] = {
         "model": model,
         "target": str(tvm_target),
@@ -217,12 +217,14 @@ def _gain(gain: Ratio) -> str:
     return f"the model's takes {gain.median:.2f} times as long as the new one's ({low:.2f} to {high:.2f} by round)"
 
 
-def _tune(cost_model: CostModel, state: GraphState, trials: int, seed: int) -> list[Tuned]:
+def _tune(
+    cost_model: CostModel, state: GraphState, trials: int, seed: int, on_tuned: Callable[[Tuned], None]
+) -> list[Tuned]:
     from rlflow_tvm import cost
 
     with cli.progress_bar("tuning") as bar:
         kernels = cost_model.kernels(state.mod)
-        return cost.tune(kernels, cost_model.timer, trials, seed, on_progress=bar)
+        return cost.tune(kernels, cost_model.timer, trials, seed, bar, on_tuned)
 
 
 def _tuned_line(tuned: Tuned) -> str:

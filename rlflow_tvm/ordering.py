@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from rlflow_tvm.passes import OrderedPasses
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.ordering import PASSES, applied
 from rlflow_tvm.search import check_seed
+from rlflow_tvm.training_files import mean_ratio
 
 CHECKPOINT, ORDER, LOG = "agent.safetensors", "best.order.json", "progress.jsonl"
 _CANDIDATES, _TRIED_ON, _TOLD_OF = 8, 32, 64
@@ -146,13 +146,13 @@ def train_on_graphs(
         nonlocal done
         done = taken
         if progress is not None:
-            text = f"{100 * geometric_mean(ratios[-_EPISODES_A_LINE:]):.1f} % of the operations left" if ratios else ""
+            text = f"{100 * mean_ratio(ratios[-_EPISODES_A_LINE:]):.1f} % of the operations left" if ratios else ""
             progress(min(taken, steps), steps, text)
 
     def on_episode(taken: int, info: Mapping[str, Any]) -> None:
         ratios.append(info["best_objective"] / info["start_objective"])
         if len(ratios) % _EPISODES_A_LINE == 0:
-            left, secs = geometric_mean(ratios[-_EPISODES_A_LINE:]), time.perf_counter() - began
+            left, secs = mean_ratio(ratios[-_EPISODES_A_LINE:]), time.perf_counter() - began
             row = {"env_steps": taken, "episodes": len(ratios), "left": left, "secs": secs,
                    "resident_mib": psutil.Process().memory_info().rss / 2**20}  # fmt: skip
             _write_log(out, "a", json.dumps(row) + "\n")
@@ -167,7 +167,7 @@ def train_on_graphs(
     order, common = common_order(env, found)
     OrderedPasses(order).save(out / ORDER)
     return OrderingOutcome(
-        agent, seed, len(graphs), done, len(ratios), geometric_mean([left for _, left in found.values()]), common,
+        agent, seed, len(graphs), done, len(ratios), mean_ratio(left for _, left in found.values()), common,
         str(out / ORDER), str(out / CHECKPOINT), time.perf_counter() - began,
     )  # fmt: skip
 
@@ -215,7 +215,7 @@ def common_order(
     best = sorted(found.values(), key=lambda each: (each[1], each[0]))
     candidates = list(dict.fromkeys(order for order, _ in best))[:_CANDIDATES]
     names = _some(found, _TRIED_ON)
-    left = {order: geometric_mean([left_by(env, order, name) for name in names]) for order in candidates}
+    left = {order: mean_ratio(left_by(env, order, name) for name in names) for order in candidates}
     order = min(left, key=lambda each: (left[each], each))
     return order, left[order]
 

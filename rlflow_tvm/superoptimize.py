@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -84,11 +86,12 @@ def optimize(
 
 @contextmanager
 def unchecked_kept(write: Callable[[Plan], Path | None]) -> Iterator[Callable[[Plan], None]]:
-    """What `optimize` is to tell of plans: where it is ended before their outputs are compared, `write` is given the
-    last one, and says where it is, if anywhere."""
+    """What `optimize` is to tell of plans: where it is ended, by a signal too, before their outputs are
+    compared, `write` is given the last one, and says where it is, if anywhere."""
     told: list[Plan] = []
     try:
-        yield told.append
+        with _ended_in_order():
+            yield told.append
     except RewriteError:  # its outputs were compared, and differ
         raise
     except BaseException:
@@ -201,6 +204,26 @@ def _stopped_by_ctrl_c(problem: RewriteProblem) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM, and SIGHUP where it is not ignored, end what is inside as `sys.exit` does, of the main thread."""
+
+    def end(number: int, _frame: Any) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    ours = [number for number, handler in before.items() if handler == signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        ours = []
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, before[number])
 
 
 def check_agent_rules(agent: object, rules: object) -> None:

@@ -83,8 +83,13 @@ class BestPlans:
     @property
     def best_ratio(self) -> float:
         """Geometric mean over the models of (best cost / cost at the start); 0 where one of them has become free."""
-        ratios = [self._best[m][0] / p.start_secs for m, p in self._problems.items()]
-        return geometric_mean(ratios) if all(ratios) else 0.0
+        return mean_ratio(self._best[m][0] / p.start_secs for m, p in self._problems.items())
+
+
+def mean_ratio(ratios: Iterable[float]) -> float:
+    """Their geometric mean; 0 where one of them is."""
+    listed = list(ratios)
+    return geometric_mean(listed) if all(listed) else 0.0
 
 
 class EndToEndLog:

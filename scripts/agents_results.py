@@ -114,9 +114,14 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def locked(path: Path, wait: bool = False) -> Iterator[bool]:
-    """Whether no other process holds `path`, a file for nothing else, which this one holds meanwhile; `wait` for it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:  # closed, it is free again, also where the process is killed
+    """Whether no other process holds `path`, a file for nothing else, which this one holds meanwhile; `wait` for it.
+    UsageError where it cannot be made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("w")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror}); give another --out") from None
+    with lock:  # closed, it is free again, also where the process is killed
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:

@@ -74,7 +74,7 @@ def main() -> int:
     parser.add_argument("--target", default="llvm")
     parser.add_argument("--out", type=Path, required=True, help="folder of the agents and the results")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+    options.unseen = list(dict.fromkeys(options.unseen))  # twice there it would be two of its seeds
     path = options.out / "results.json"
     made = {name: getattr(options, name) for name in ("train", "agent", "steps", "budget", "horizon", "predict")}
     try:

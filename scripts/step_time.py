@@ -29,6 +29,7 @@ from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, Measurement,
 from rlflow_tvm.envs import CandidateEnv, GraphRewriteEnv, ManyModelsEnv, RewriteProblem
 from rlflow_tvm.envs.episode import StepResult
 from rlflow_tvm.envs.observation import observe
+from rlflow_tvm.errors import UsageError
 from rlflow_tvm.kernels import Kernel
 from rlflow_tvm.passes import GraphState, RewriteAction
 from rlflow_tvm.search import beginnings
@@ -46,6 +47,8 @@ def walked(env: GraphRewriteEnv, steps: int, rng: np.random.Generator, done: Cal
     over = False
     while not over and len(moves) < steps:
         rules = np.flatnonzero(observation["rule_mask"][: env.stop])
+        if not len(rules):
+            break
         rule = rng.choice(rules)
         choice = np.array([rule, rng.choice(np.flatnonzero(observation["location_mask"][rule]))])
         action = env.action_of(*choice)
@@ -150,6 +153,10 @@ def bench(model: str, arguments: argparse.Namespace, timer: KernelTimer) -> dict
         trajectories = [
             walked(env, arguments.steps, rng, lambda: bar(next(number), total)) for _ in range(arguments.episodes)
         ]
+    if not any(trajectories):
+        raise UsageError(
+            f"{model}: no step can be made, of {total} that were asked for: no rule fits it, or none is asked"
+        )
     reach = cost_model.reach(env.problem.start.graph)
     seconds: dict[str, list[float]] = {part: [] for part in PARTS}
     for moves in trajectories:
@@ -172,9 +179,9 @@ def bench(model: str, arguments: argparse.Namespace, timer: KernelTimer) -> dict
         "median_secs": float(np.median(steps)),
         "percentile95_secs": float(np.percentile(steps, 95)),
         "parts_median_secs": {part: float(np.median(values)) for part, values in seconds.items()},
-        "candidates": float(np.mean(shown)),
-        "candidate_mean_secs": float(np.mean(candidate_secs)),
-        "candidate_worst_secs": max(candidate_secs),
+        "candidates": float(np.mean(shown or [np.nan])),
+        "candidate_mean_secs": float(np.mean(candidate_secs or [np.nan])),
+        "candidate_worst_secs": max(candidate_secs, default=float("nan")),
         "training": training,
     }
 

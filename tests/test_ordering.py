@@ -56,6 +56,22 @@ def test_a_training_leaves_an_agent_an_order_and_a_log(tmp_path):
         train_on_graphs(graphs, "ppo", steps=10, seed=0, out=tmp_path)
 
 
+def test_a_graph_of_which_nothing_is_left_ends_no_training(tmp_path, monkeypatch):
+    """As where all that a model does is undone by what it does next."""
+    made = PassOrderingEnv
+
+    def free_when_small(graphs, **options):
+        return made(graphs, objective=lambda _mod, operations: float(max(operations.total - 5, 0)), **options)
+
+    monkeypatch.setattr("rlflow_tvm.ordering.PassOrderingEnv", free_when_small)
+    told = []
+    outcome = train_on_graphs(
+        {"a": wasteful()}, "ppo", steps=128, seed=0, out=tmp_path, horizon=6, progress=lambda *each: told.append(each)
+    )
+    assert outcome.left == outcome.common_left == 0.0
+    assert any("0.0 % of the operations left" in text for *_, text in told)
+
+
 def test_an_interrupted_training_leaves_what_it_has_learnt(tmp_path, caplog):
     def interrupt(done: int, _total: int, _what: str) -> None:
         if done == 300:

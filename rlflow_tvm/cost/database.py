@@ -61,6 +61,13 @@ def default_path() -> Path:
     return (Path(home) if home else Path.home() / ".cache" / "rlflow_tvm") / "kernels.sqlite"
 
 
+def reading_name(path: str, shared: bool) -> str:
+    """The URI under which SQLite only reads the file at `path`, an absolute one. `shared`: others may write to it
+    meanwhile; to see to that SQLite makes a log beside a file that has none, which it cannot where nothing is written.
+    """
+    return f"{Path(path).as_uri()}?mode=ro{'' if shared else '&immutable=1'}"
+
+
 class KernelDatabase:
     """Measurements and tuned schedules by (kernel key, target key, pipeline version) in the file `path`.
 
@@ -83,8 +90,8 @@ class KernelDatabase:
                 raise self._unusable(error) from error
         with self._guarded():
             name = self.path
-            if self._reads_only:  # "immutable": no log is made to read
-                name = f"{Path(self.path).as_uri()}?mode=ro{'' if logged else '&immutable=1'}"
+            if self._reads_only:
+                name = reading_name(self.path, logged)
             # isolation_level=None: each statement is its own transaction, so a returned put is a committed one.
             self._connection = sqlite3.connect(name, timeout=_BUSY_SECS, isolation_level=None, uri=self._reads_only)
         self._seen = 0

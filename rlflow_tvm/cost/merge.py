@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlflow_tvm.cost.database import KernelDatabase
+from rlflow_tvm.cost.database import KernelDatabase, reading_name
 from rlflow_tvm.cost.reference import rescaled
 from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY, TAKE_PLACE
 from rlflow_tvm.cost.scratch import scratch_folder
@@ -88,8 +88,10 @@ def check_there(path: str | os.PathLike[str]) -> None:
 
 def _copy_database(source: Path, copy: Path) -> None:
     """A copy of a database that may be in use."""
+    path = str(source.resolve())
+    shared = os.path.exists(f"{path}-wal") or os.access(os.path.dirname(path), os.W_OK)
     try:
-        with closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as theirs:
+        with closing(sqlite3.connect(reading_name(path, shared), uri=True)) as theirs:
             with closing(sqlite3.connect(copy)) as ours:
                 theirs.backup(ours)
     except sqlite3.Error as error:

@@ -61,7 +61,7 @@ class RpcDevices:
                 if struct.unpack("<i", base.recvall(tracker, 4))[0] != base.RPC_TRACKER_MAGIC:
                     raise OSError("something else answers")
                 yield tracker
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter of a name that cannot be one
             raise CostError(
                 f"no RPC tracker at {self.host}:{self.port} ({error}): start one with "
                 f"`python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port {self.port}`, or mend the address"

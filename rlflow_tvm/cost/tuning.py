@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import json
 import logging
+import os
 import statistics
 import sys
 import types
@@ -65,11 +66,17 @@ class Tuned:
 
 
 def tune(
-    kernels: Sequence[Kernel], timer: KernelTimer, trials: int, seed: int = 0, on_progress: Progress | None = None
+    kernels: Sequence[Kernel],
+    timer: KernelTimer,
+    trials: int,
+    seed: int = 0,
+    on_progress: Progress | None = None,
+    on_tuned: Callable[[Tuned], None] | None = None,
 ) -> list[Tuned]:
     """Give the heaviest of `kernels` about `trials` trials together, and say what came of each, the heaviest first.
 
-    Kernels that have had as many trials already are not tuned again. `on_progress(done, total, kernel)` counts trials.
+    Kernels that have had as many trials already are not tuned again. `on_progress(done, total, kernel)` counts trials,
+    `on_tuned` is told of each kernel as soon as it is done with.
     CostError for a timer without a database, or where nothing can be measured at all.
     """
     database = timer.database
@@ -99,6 +106,8 @@ def tune(
                     database.put_tuned(kernel.key, timer.target_key, timer.version, row)
             done += wanted
             results.append(Tuned(kernel, row or TunedRow(None, None, None, wanted)))
+            if on_tuned is not None:
+                on_tuned(results[-1])
     return sorted(results, key=lambda tuned: -shares[tuned.kernel.key])
 
 
@@ -245,10 +254,9 @@ def _folder(database: KernelDatabase, timer: KernelTimer) -> Iterator[Path]:
             lock = stack.enter_context((folder / "lock").open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for path in folder.glob("database_*.json"):
-                text = path.read_bytes()
-                whole = text[: text.rfind(b"\n") + 1]
-                if whole != text:
-                    path.write_bytes(whole)
+                whole = path.read_bytes().rfind(b"\n") + 1
+                if whole < path.stat().st_size:
+                    os.truncate(path, whole)  # not written anew: nothing else of it can be lost
         except BlockingIOError as error:
             raise CostError(f"{folder}: another process is tuning with this database: wait for it to end") from error
         except OSError as error:

@@ -110,8 +110,12 @@ def _data(path: Path) -> dict[str, Any]:
 
 
 def with_proofs(path: Path, proofs: Proofs) -> dict[str, Any]:
-    """What a rule file holds, with these proofs in place of its own."""
+    """What a rule file holds, with these proofs of all its rules in place of its own; RewriteError where it holds other
+    rules by now."""
     data = _data(path)
+    rules, _ = _rules_of(data["rules"])
+    if {rule.name: digest(rule) for rule in rules} != {name: proof["digest"] for name, proof in proofs.items()}:
+        raise RewriteError(f"{path}: has changed while it was proved: verify it again")
     return {**data, "rules": [{**entry, "proof": dict(proofs[entry["name"]])} for entry in data["rules"]]}
 
 

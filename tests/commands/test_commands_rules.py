@@ -14,6 +14,7 @@ from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes import CATALOGUE
 from rlflow_tvm.passes.proofs import read_rules
 from rlflow_tvm.passes.rules import FAMILIES
+from rlflow_tvm.passes.verify import verify_rule
 
 RIGHT = {"name": "commuted", "family": "test", "equation": "add(x, y) => add(y, x)", "when": []}
 WRONG = {"name": "swapped", "family": "test", "equation": "subtract(x, y) => subtract(y, x)",
@@ -106,6 +107,22 @@ def test_what_cannot_be_recorded_is_told_before_the_proofs(tmp_path, monkeypatch
         rules.verify(written(tmp_path, RIGHT), record=True)
     assert ended.value.exit_code == 2
     assert "rules.json: the folder" in capsys.readouterr().err
+
+
+def test_a_file_that_changes_while_it_is_proved_is_not_recorded_in(tmp_path, monkeypatch, capsys):
+    file = written(tmp_path, RIGHT)
+    changed = {**RIGHT, "equation": "multiply(x, y) => multiply(y, x)"}
+
+    def proved_meanwhile(rules, *_):
+        written(tmp_path, changed, {**RIGHT, "name": "another"})
+        return [(rule, verify_rule(rule, 12)) for rule in rules]
+
+    monkeypatch.setattr("rlflow_tvm.passes.verify.verify_all", proved_meanwhile)
+    with pytest.raises(typer.Exit) as ended:
+        rules.verify(file, compiled=False, record=True)
+    assert ended.value.exit_code == 1
+    assert "rules.json: has changed while it was proved: verify it again" in capsys.readouterr().err
+    assert "proof" not in file.read_text()
 
 
 def test_the_catalogue_is_listed_with_its_sites(run, tmp_path):

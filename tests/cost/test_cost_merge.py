@@ -54,6 +54,28 @@ def test_what_is_new_is_added_whatever_its_target(tmp_path):
     assert other.read_bytes() == before
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_database_in_a_folder_that_cannot_be_written(tmp_path, monkeypatch, read_only):
+    """SQLite would make a log there to read it."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    other = database(folder / "other.sqlite", {"a": GOOD})
+    access, connect, opened = os.access, sqlite3.connect, []
+    monkeypatch.setattr(os, "access", lambda path, how: not (read_only and Path(path) == folder) and access(path, how))
+
+    def told(name, *arguments, **options):
+        opened.append(name)
+        return connect(name, *arguments, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", told)
+    with KernelDatabase(tmp_path / "ours.sqlite") as ours:
+        assert merge(ours, other) == Merged(added=1, replaced=0, kept=0)
+    (name,) = (name for name in opened if str(name).startswith(other.as_uri()))
+    assert ("immutable=1" in name) == read_only
+    if read_only:
+        assert list(folder.iterdir()) == [other]
+
+
 def test_times_are_reckoned_to_our_reference(tmp_path):
     """Which stays, though theirs was measured later; what launching takes was never reckoned to it."""
     path = database(tmp_path / "ours.sqlite", {REFERENCE_KEY: secs(2.0), "old": secs(1.0)})

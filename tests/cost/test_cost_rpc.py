@@ -217,6 +217,13 @@ def test_no_tracker(target):
             timer.measure(KERNELS[:1])
 
 
+@pytest.mark.parametrize("host", ["board..local", "x" * 64])
+def test_a_name_that_no_host_has(host, target):
+    with KernelTimer(target, schedule=SCHEDULE, remote=RpcDevices(host, 9190, "pair")) as timer:
+        with pytest.raises(CostError, match=f"no RPC tracker at {host}:9190 .*mend the address"):
+            timer.measure(KERNELS[:1])
+
+
 @pytest.mark.parametrize("maker", [KernelTimer, CostModel])
 @pytest.mark.parametrize("target", [tvm.target.Target("llvm"), "llvm", {"kind": "llvm", "mcpu": "generic"}], ids=str)
 def test_a_target_must_say_how_many_cores(maker, target):

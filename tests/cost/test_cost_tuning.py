@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,14 +116,18 @@ def test_only_a_faster_schedule_is_used(tuned, module, target, rule_secs, rule):
         np.testing.assert_allclose(run(module, target, choices), run(module, target, Choices()), rtol=0, atol=1e-5)
 
 
-def test_half_a_line_is_taken_off(tuned, target, invented):
+def test_half_a_line_is_taken_off(tuned, target, invented, monkeypatch):
+    """Without writing the others again: a full disk, or another kill, would lose them."""
+    monkeypatch.setattr(Path, "write_bytes", lambda *_: pytest.fail("it was written again"))
     path, kernel, _ = tuned
     (file,) = path.parent.glob("tuning/*/database_tuning_record.json")
     whole = file.read_text()
     file.write_text(whole + whole.splitlines()[-1][:40])  # the process was killed while it wrote
     wanted = len(whole.splitlines()) + 8
+    told = []
     with KernelDatabase(path) as database, KernelTimer(target, database) as timer:
-        (more,) = tune([kernel], timer, wanted)
+        (more,) = tune([kernel], timer, wanted, on_tuned=told.append)
+    assert told == [more]
     assert more.row.trials == wanted
     assert len(records(path)) == wanted
 

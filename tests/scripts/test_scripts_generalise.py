@@ -30,10 +30,10 @@ def call(tmp_path, monkeypatch):
     monkeypatch.setattr(generalise, "tried", tried)
     monkeypatch.setattr(generalise, "prices", lambda target: "some machine")
     command = ["generalise.py", "--train", "zoo:one", "--unseen", "zoo:two", "zoo:three", "--seeds", "3"]
-    monkeypatch.setattr(sys, "argv", [*command, "--out", str(tmp_path)])
 
-    def called():
+    def called(*more):
         trainings.clear()
+        monkeypatch.setattr(sys, "argv", [*command, "--out", str(tmp_path), *more])
         assert generalise.main() == 0
         return list(trainings)
 
@@ -56,3 +56,17 @@ def test_a_seed_is_done_by_one_process(call, tmp_path, capsys):
     told = dict(zip(*([cell.strip() for cell in line.split("|")[1:-1]] for line in (header, lines[0])), strict=True))
     assert (told["unseen"], told["seeds"], told["its training, s"]) == ("two", "3", "20")
     assert (told["share of its gain"], told["agent's steps until its best"]) == ("0.40 ± 0.00", "7")
+
+
+def test_a_model_given_twice_is_tried_once(call, tmp_path):
+    call("--unseen", "zoo:two", "zoo:two")
+    assert [(row["model"], row["seed"]) for row in read_json(tmp_path / "results.json")] == [
+        ("zoo:two", seed) for seed in range(3)
+    ]
+
+
+def test_a_folder_that_cannot_be_made_is_told(call, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit):
+        call("--out", str(tmp_path / "file" / "out"))
+    assert "cannot be written (Not a directory); give another --out" in capsys.readouterr().err

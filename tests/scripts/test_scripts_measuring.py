@@ -155,6 +155,16 @@ def test_matching_on_a_model_without_sites_ends(monkeypatch, capsys):
     assert 0 < len(match_time.after_rewrites(start, 3, 0)) <= 3
 
 
+def test_a_model_without_steps_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(step_time, "from_onnx", lambda _path: module({"x": (3,)}, {}, lambda emit, x: rx.floor(x)))
+    monkeypatch.setattr(step_time, "model_path", Path)
+    monkeypatch.setattr("sys.argv", ["step_time.py", "one", "--steps", "3", "--episodes", "2"])
+    with pytest.raises(SystemExit) as ended:
+        step_time.main()
+    assert ended.value.code == 2
+    assert "one: no step can be made, of 6 that were asked for" in capsys.readouterr().err
+
+
 def test_steps_of_a_whole_training_are_timed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(step_time, "from_onnx", lambda _path: conv_chain())
     monkeypatch.setattr(step_time, "model_path", Path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -197,3 +199,31 @@ def test_the_plan_of_wrong_outputs_is_kept_for_the_report(
     with pytest.raises(RewriteError), superoptimize.unchecked_kept(written.append) as on_plan:
         superoptimize.optimize(None, search, cost_model, on_plan=on_plan)
     assert not written
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_that_ends_a_search_loses_nothing(number: signal.Signals, found: SearchResult) -> None:
+    """As `timeout`, a container's end or a closed terminal sends it."""
+    written: list[Plan] = []
+    before = signal.getsignal(number)
+
+    def search() -> None:
+        with superoptimize.unchecked_kept(written.append) as on_plan:
+            on_plan(found.plan)
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(SystemExit) as ended:
+        search()
+    assert ended.value.code == 128 + number
+    assert written == [found.plan]
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    """As `nohup` has it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with superoptimize.unchecked_kept(lambda _: None):
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
