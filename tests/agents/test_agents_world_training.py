@@ -210,6 +210,21 @@ def test_random_episodes_of_workers_make_the_same_training(env, straight, tmp_pa
     assert_same_training(straight, tmp_path / "two")
 
 
+def test_nothing_is_learnt_again_from_what_is_met_since(env, tmp_path, monkeypatch):
+    """Heads for sites that had nothing to learn are in no checkpoint: with a longer episode, met before a kill, they
+    would have."""
+    training = prepared(env, tmp_path)
+    training.control()
+    monkeypatch.setattr(SitesLearner, "prepare", lambda *_: pytest.fail("it learns again"))
+    again = _Training(training.real, SMALL, 100, 0, tmp_path, training._identity, 1e9)
+    again.begin(resume=True)
+    again.log = training.log
+    again.learners["sites"].done = 0  # as those that were never judged
+    again.learn()
+    for name, value in training.model.state_dict().items():
+        assert torch.equal(value, again.model.state_dict()[name]), name
+
+
 def test_what_cannot_be_is_told(env, short, tmp_path):
     shutil.copytree(short, tmp_path / "b")
     with pytest.raises(AgentError, match="total_steps was 60, is 100"):

@@ -160,6 +160,8 @@ class _Training:
 
     def learn(self) -> None:
         """V, then each M, on all episodes but those held out."""
+        if self.counts.updates:  # all is learnt that dreams were begun with; there may be newer episodes since
+            return
         held, learnt = self._seen()
         learners = list(self.learners.values())
         for number, (name, learner) in enumerate(self.learners.items()):
