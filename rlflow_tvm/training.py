@@ -247,6 +247,8 @@ def train_on_models(
                 "models": list(models),
                 "structures": structures(problems),
                 "begins": {name: beginning_name(begin) for name, begin in found.items()},
+                # a training that goes on has its own archive: others given then would not be in it
+                **({"starts": {name: f"{plan.end_hash:016x}" for name, plan in given.items()}} if given else {}),
                 "shapes": {name: list(shape) for name, shape in shapes.items()},
                 "target": str(target) if remote is None else f"{target} rpc:{remote.key}",
                 "rules": list(env.current.rule_names),
