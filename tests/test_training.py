@@ -133,7 +133,7 @@ def test_a_training_remembers_the_plan_it_is_given(chain, tmp_path):
     curve = [json.loads(line) for line in (tmp_path / "out" / "best.jsonl").read_text().splitlines()]
     assert (curve[0]["env_steps"], curve[0]["run_secs"]) == (0, found.run_secs_after)
     more = {"steps": outcome.env_steps + 1, "resume": True}
-    with pytest.raises(AgentError, match="metadata starts was .*, is None"):
+    with pytest.raises(AgentError, match=r"metadata starts was .*, is None"):
         train(chain, tmp_path / "out", **more)
     train(chain, tmp_path / "out", starts={"chain": tmp_path / "greedy.json"}, **more)
     steps = [json.loads(line)["env_steps"] for line in (tmp_path / "out" / "best.jsonl").read_text().splitlines()]
