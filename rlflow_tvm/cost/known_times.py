@@ -48,6 +48,7 @@ class KnownTimes:
         self.revision = 0
         """How often what was known has given way to a better: a time to a confirmed one, a failure to seconds."""
         self._known: dict[tuple[str, str], Measurement] = {}
+        self._held: dict[tuple[str, str], Measurement | None] = {}
 
     def find(self, kernel: TimedKernel, version: str) -> Measurement | None:
         """What is known of a kernel; from the database only once."""
@@ -116,6 +117,15 @@ class KnownTimes:
     def stored(self, name: str, version: str) -> Measurement | None:
         """What the database holds."""
         return None if self.database is None else self.database.get(name, self.target_key, version)
+
+    def hold(self, name: str, version: str) -> bool:
+        """Whether the database holds what it held when this was first asked: what `cost forget` has dropped since is put
+        back, as others are reckoned to it, but not in the place of another."""
+        stored = self.stored(name, version)
+        before = self._held.setdefault((name, version), stored)
+        if before is not None and stored is None:
+            stored = self.store(name, version, before)
+        return before is None or stored is None or stored.run_secs == before.run_secs
 
     def store(self, name: str, version: str, measurement: Measurement) -> Measurement:
         """Put it into the database, if there is one; what is held there then (see `KernelDatabase.put`)."""

@@ -152,6 +152,24 @@ def test_times_are_reckoned_to_the_usual_speed(target, how):
     assert found[0].slowdown < found[1].slowdown
 
 
+def test_all_times_of_a_database_are_reckoned_to_one_reference(target, tmp_path):
+    """Somebody calls `cost forget` while a search measures, and another search may find a reference of its own."""
+    path, disturbed = tmp_path / "k.sqlite", Measurement(run_secs=1e-3, repeats=7, slowdown=2.0)
+    kernels = [FakeKernel(add(16, 16), f"k{number}") for number in range(3)]
+    with KernelDatabase(path) as database, KernelTimer(target, database, schedule=SCHEDULE) as timer:
+        database.put(REFERENCE_KEY, timer.target_key, ONCE_VERSION, disturbed)
+        timer.measure(kernels[:1])
+        with KernelDatabase(path) as other:
+            assert other.forget_disturbed() == 2
+            timer.measure(kernels[1:2])
+            assert other.get(REFERENCE_KEY, timer.target_key, ONCE_VERSION) == disturbed
+            other.forget_disturbed()
+            other.put(REFERENCE_KEY, timer.target_key, ONCE_VERSION, Measurement(run_secs=1e-4, repeats=7))
+            with pytest.raises(CostError, match=r"was measured anew while this ran .* start it again"):
+                timer.measure(kernels[2:])
+            assert other.get("k2", timer.target_key, timer.version) is None
+
+
 def test_worker_has_its_threads_and_no_torch(target):
     with KernelTimer(target, schedule="cost_kernels:show_environment") as timer:
         (measurement,) = timer.measure([FakeKernel(add(4), "k")])
