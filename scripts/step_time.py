@@ -170,12 +170,13 @@ def bench(model: str, arguments: argparse.Namespace, timer: KernelTimer) -> dict
             timed(steps, lambda choice=choice: env.step(choice))
     candidates = CandidateEnv(problem=env.problem, horizon=horizon, limit=float("inf"))
     candidate_secs, shown = candidate_steps(candidates, trajectories)
+    new_graphs, measured = cost_model.misses - misses, timer.measured - measured
     training = training_steps(env.problem, cost_model, arguments) if arguments.training else None
     return {
         "model": model,
         "steps": len(steps),
-        "new_graphs": cost_model.misses - misses,
-        "measured": timer.measured - measured,
+        "new_graphs": new_graphs,
+        "measured": measured,
         "median_secs": float(np.median(steps)),
         "percentile95_secs": float(np.percentile(steps, 95)),
         "parts_median_secs": {part: float(np.median(values)) for part, values in seconds.items()},

@@ -119,7 +119,7 @@ class KnownTimes:
         return None if self.database is None else self.database.get(name, self.target_key, version)
 
     def hold(self, name: str, version: str) -> bool:
-        """Whether the database holds what it held when this was first asked: what `cost forget` has dropped since is put
+        """Whether the database holds what it held when this was first asked: what `cost forget` has dropped is put
         back, as others are reckoned to it, but not in the place of another."""
         stored = self.stored(name, version)
         before = self._held.setdefault((name, version), stored)
