@@ -201,4 +201,6 @@ def _compile_secs(candidate: Candidate, measured: EndToEnd) -> float:
 
 def _constant(outputs: Sequence[np.ndarray]) -> bool:
     large = [array for array in outputs if array.size > 1]
-    return bool(large) and all(bool((array == array.flat[0]).all()) for array in large)
+    return bool(large) and all(
+        np.array_equal(a, np.full_like(a, a.flat[0]), equal_nan=a.dtype.kind in "fc") for a in large
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from rlflow_tvm.cost import link_library
 from rlflow_tvm.errors import FrontendError, RewriteError
 from rlflow_tvm.frontend import onnxruntime_outputs, put_in_place, random_inputs, saved, to_onnx
 from rlflow_tvm.frontend.load import one_line
-from rlflow_tvm.verify import TOLERANCE, range_error, run_executable
+from rlflow_tvm.verify import ENOUGH_FINITE, TOLERANCE, finite_share, positive, range_error, run_executable
 
 
 def export(mod: tvm.IRModule, path: Path, original: Path, seed: int = 0) -> float | None:
@@ -34,10 +34,8 @@ def export(mod: tvm.IRModule, path: Path, original: Path, seed: int = 0) -> floa
             raise FrontendError(
                 f"{path}: onnx.checker refuses it ({one_line(refused)}): this is a bug, please report it"
             ) from refused
-        if not _has_onnxruntime():
-            return None
-        inputs = random_inputs(mod, seed)
-        return _checked(onnxruntime_outputs(str(file), inputs), original, inputs, path)
+        run = reference_run(mod, original, seed)
+        return None if run is None else _checked(onnxruntime_outputs(str(file), run[0]), run[1], original, path)
 
 
 def save_library(
@@ -54,11 +52,34 @@ def save_library(
     """
     with put_in_place(path) as temporary:
         link_library(executable, temporary)
-        if original is None or not _has_onnxruntime():
+        run = None if original is None else reference_run(mod, original, seed)
+        if original is None or run is None:
             return None
-        inputs = random_inputs(mod, seed)
-        found = run_executable(tvm.runtime.load_module(str(temporary)), list(inputs.values()))
-        return _checked(found, original, inputs, path)
+        found = run_executable(tvm.runtime.load_module(str(temporary)), list(run[0].values()))
+        return _checked(found, run[1], original, path)
+
+
+def reference_run(
+    mod: tvm.IRModule, original: Path, seed: int = 0
+) -> tuple[dict[str, np.ndarray], list[np.ndarray]] | None:
+    """Random inputs, without negative numbers where the model takes a root of them or a logarithm, and ONNX Runtime's
+    outputs of the `original` file for them; None without onnxruntime.
+
+    Raises:
+        FrontendError: as `check_original`.
+        RewriteError: more than half of an output is NaN or infinite all the same: any two of them would be equal.
+    """
+    if not _has_onnxruntime():
+        return None
+    plain = random_inputs(mod, seed)
+    for inputs in (plain, {name: positive(array) for name, array in plain.items()}):
+        outputs = onnxruntime_outputs(str(original), inputs)
+        if finite_share(outputs) >= ENOUGH_FINITE:
+            return inputs, outputs
+    raise RewriteError(
+        f"{original}: {100 * (1 - finite_share(outputs)):.0f} % of an output is NaN or infinite on random inputs, "
+        "without negative ones too: nothing could be held against it; look for the operator that makes it so"
+    )
 
 
 def check_original(mod: tvm.IRModule, original: Path, seed: int = 0) -> None:
@@ -72,8 +93,8 @@ def _has_onnxruntime() -> bool:
     return importlib.util.find_spec("onnxruntime") is not None
 
 
-def _checked(found: Sequence[np.ndarray], original: Path, inputs: Mapping[str, np.ndarray], path: Path) -> float:
-    error = range_error(found, onnxruntime_outputs(str(original), inputs))
+def _checked(found: Sequence[np.ndarray], expected: Sequence[np.ndarray], original: Path, path: Path) -> float:
+    error = range_error(found, expected)
     if not error <= TOLERANCE:
         raise RewriteError(
             f"{path}: its outputs differ from those of {original} by {error:.1e} of their range ({TOLERANCE:g} is "

@@ -63,7 +63,7 @@ def main(
         ratio_json,
     )
     from rlflow_tvm.errors import UsageError
-    from rlflow_tvm.exporting import check_original, export, save_library
+    from rlflow_tvm.exporting import export, reference_run, save_library
     from rlflow_tvm.frontend import from_onnx, to_onnx
     from rlflow_tvm.kernels import vector_lanes
     from rlflow_tvm.passes import default_rules
@@ -94,7 +94,7 @@ def main(
         check_linker(library)
     runs_here = remote is None and tvm_target.kind.name == "llvm"
     if onnx is not None or (library is not None and runs_here):
-        check_original(mod, file, seed)
+        reference_run(mod, file, seed)
     with (
         KernelDatabase(default_path()) as database,
         CostModel(tvm_target, database, policy=policy, remote=remote) as cost_model,

@@ -134,16 +134,16 @@ class Comparison:
         for draw in _DRAWS:
             if draw.only_if_not_finite and best[0] == 1.0:
                 continue
-            self._inputs = [np.abs(a) if draw.positive and a.dtype.kind not in "iub" else a for a in inputs]
+            self._inputs = [positive(a) if draw.positive else a for a in inputs]
             weights = self._weights = _drawn_weights(start, draw, seed)
             expected = self._run(start)
-            finite = min((float(np.isfinite(output).mean()) for output in expected if output.size), default=1.0)
+            finite = finite_share(expected)
             visible = min((_visible_share(output) for output in expected), default=1.0)
             if (finite, visible) > best:
                 best, chosen = (finite, visible), (self._inputs, weights, expected)
             if finite == 1.0 and visible >= _ENOUGH_VISIBLE:
                 break
-        if best[0] < _ENOUGH_FINITE:
+        if best[0] < ENOUGH_FINITE:
             raise RewriteError(
                 f"the outputs cannot be compared: {100 * (1 - best[0]):.0f} % of one of them is NaN or infinite on "
                 "random inputs, without negative ones and with the model's own weights too: look for the operator that "
@@ -237,7 +237,18 @@ _DRAWS = (
     _Draw(own=True, positive=True),
 )
 _ENOUGH_VISIBLE = 0.1
-_ENOUGH_FINITE = 0.5
+ENOUGH_FINITE = 0.5
+"""Of each output; else a difference may not show: NaN is as good as another."""
+
+
+def finite_share(outputs: Sequence[np.ndarray]) -> float:
+    """How much of the output of which it is least is neither NaN nor infinite."""
+    return min((float(np.isfinite(output).mean()) for output in outputs if output.size), default=1.0)
+
+
+def positive(array: np.ndarray) -> np.ndarray:
+    """An input without negative numbers, for models that take a root or a logarithm of it; integers as they are."""
+    return array if array.dtype.kind in "iub" else np.abs(array)
 
 
 def _visible_share(output: np.ndarray) -> float:

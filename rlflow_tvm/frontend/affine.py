@@ -47,6 +47,8 @@ def fold_affine(graph: Graph, *, as_norm: bool = False) -> None:
             continue
         if node.op_type == "Conv" and _constant_weights(graph, node):
             chain, affine = _chain(graph, node, reader, None)
+            if affine is not None and not _in_range(graph.constants[node.input[1]], affine.scale):
+                continue
         elif node.op_type == "BatchNormalization":
             affine = None if graph.rank(node.output[0]) is None else _batch_norm(graph, node)
             chain, affine = ([], None) if affine is None else _chain(graph, node, reader, affine)
@@ -151,6 +153,16 @@ def _image_step(graph: Graph, node: onnx.NodeProto) -> ChannelAffine | None:
         if numbers == [shape[1]] and graph.types[value].elem_type == onnx.TensorProto.FLOAT:
             return _constant_step(graph, node, value)
     return None
+
+
+def _in_range(weight: np.ndarray, scale: np.ndarray) -> bool:
+    """Whether weights in float16 have a place among its numbers once they are scaled: none infinite, and of no output
+    channel all below the least normal one."""
+    if weight.dtype != np.float16 or weight.shape[0] != scale.size:  # the latter is told where they are folded
+        return True
+    size = np.abs(weight.reshape(len(weight), -1)).max(axis=1, initial=0.0) * np.abs(scale)
+    limits = np.finfo(np.float16)
+    return bool(((size == 0) | ((size >= float(limits.tiny)) & (size <= float(limits.max)))).all())
 
 
 def _into_conv(graph: Graph, conv: onnx.NodeProto, affine: ChannelAffine, output: str) -> list[onnx.NodeProto]:

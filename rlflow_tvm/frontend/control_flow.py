@@ -47,6 +47,11 @@ def _iterations(graph: Graph, node: onnx.NodeProto) -> _Spliced | None:
     count, condition = (graph.constants.get(name) for name in node.input[:2])
     body = attributes(node)["body"]
     state = list(node.input[2:])
+    if len(body.input) != 2 + len(state) or len(body.output) < 1 + len(state):
+        raise FrontendError(
+            f"{graph.label}: node {node.name!r} (Loop) hands {len(state)} values on to a body of "
+            f"{len(body.input)} inputs and {len(body.output)} outputs: the model is damaged, export it again"
+        )
     if count is None or (condition is None and node.input[1]):
         return None
     times = max(int(count.item()), 0) if condition is None or condition.item() else 0

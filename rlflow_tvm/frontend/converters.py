@@ -315,6 +315,26 @@ def _top_k(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> 
     return relax.op.topk(inputs[0], count, attrs.get("axis", -1), ret_type="both", largest=largest, dtype="int64")
 
 
+def _scatter_elements(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    """Fewer elements than the data has along another axis than `axis`: TVM's kernel counts their places as if they were
+    as many. By the coordinates of each instead."""
+    data, indices, updates = inputs
+    shape, extents = ([int(extent) for extent in x.ty.shape.values] for x in (indices, data))
+    axis, dtype = attrs.get("axis", 0) % len(extents), dtype_of(indices)
+    if all(shape[i] == extent for i, extent in enumerate(extents) if i != axis) or not np.prod(shape):
+        return None
+    wrapped = relax.op.add(indices, relax.const(extents[axis], dtype))
+    places = relax.op.where(relax.op.less(indices, relax.const(0, dtype)), wrapped, indices)
+    grid = np.moveaxis(np.indices(shape), 0, -1).reshape(-1, len(shape))
+    own = relax.const(np.broadcast_to(np.arange(len(shape)) == axis, grid.shape))
+    along = relax.op.reshape(places, (len(grid), 1))
+    target = relax.op.where(own, along, relax.const(grid.astype(dtype), dtype))
+    how = attrs.get("reduction", b"none").decode()
+    return relax.op.scatter_nd(
+        data, bb.normalize(target), relax.op.reshape(updates, (len(grid),)), "update" if how == "none" else how
+    )
+
+
 CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.Expr | None]] = {
     **REDUCTIONS,
     **HALVES,
@@ -343,6 +363,7 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     "Resize": check_resize,
     "ReverseSequence": _reverse_sequence,
     "RoiAlign": _roi_align,
+    "ScatterElements": _scatter_elements,
     "Selu": functools.partial(_elu, 1.67326319217681884765625, 1.05070102214813232421875),
     "Sinh": _sinh,
     "Split": _split,

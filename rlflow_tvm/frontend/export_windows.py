@@ -13,6 +13,7 @@ from tvm import relax
 from rlflow_tvm.frontend.export_elementwise import Exporter
 from rlflow_tvm.frontend.inputs import numpy_dtype
 from rlflow_tvm.frontend.layouts import relayout, shape_in
+from rlflow_tvm.frontend.resize import places_along
 from rlflow_tvm.frontend.writer import Writer, dtype_of, shape_of
 
 _SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
@@ -202,7 +203,7 @@ def _picked(extents: tuple[int, ...], out: tuple[int, ...], coordinates: str) ->
     None where there are none, or round_prefer_floor takes the same (and the scale, by which runtimes find the places,
     is exact)."""
     axes = list(zip(extents, out, strict=True))
-    places = [_places(*axis, coordinates) for axis in axes]
+    places = [places_along(*axis, coordinates) for axis in axes]
     plain = all(
         not any(place.denominator == 2 for place in along)
         or (
@@ -217,17 +218,6 @@ def _picked(extents: tuple[int, ...], out: tuple[int, ...], coordinates: str) ->
         [min(max(round(place), 0), extent - 1) for place in along]
         for extent, along in zip(extents, places, strict=True)
     ]
-
-
-def _places(extent: int, out: int, coordinates: str) -> list[Fraction]:
-    """Where each of `out` elements comes from along an axis of `extent`."""
-    if coordinates == "align_corners":
-        return [Fraction(i * (extent - 1), max(out - 1, 1)) for i in range(out)]
-    if coordinates == "asymmetric":
-        return [Fraction(i * extent, out) for i in range(out)]
-    if coordinates == "pytorch_half_pixel" and out == 1:
-        return [Fraction(0)]
-    return [Fraction((2 * i + 1) * extent - out, 2 * out) for i in range(out)]
 
 
 def _grid_sample(w: Writer, call: relax.Call, args: list[Any]) -> str:

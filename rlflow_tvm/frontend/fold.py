@@ -33,7 +33,8 @@ _MISREAD = {
     **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), 13),
     "BatchNormalization": 14,
     **dict.fromkeys(("AveragePool", "ConvTranspose", "GridSample", "GroupNormalization"), math.inf),
-    **dict.fromkeys(("GRU", "LRN", "LSTM", "LpPool", "MaxPool", "RNN"), math.inf),
+    **dict.fromkeys(("GRU", "LRN", "LSTM", "LpNormalization", "LpPool", "MaxPool", "RNN"), math.inf),
+    **dict.fromkeys(("OneHot", "ReduceLogSumExp"), math.inf),  # of infinities
 }
 """The operator set below which ONNX's reference (1.23) gives an operator other values than the standard does, or
 refuses what that allows: TVM computes it."""
@@ -95,7 +96,7 @@ def _longest_range(graph: Graph) -> float:
         if len(bounds) == 3 and bounds[2]:
             longest = max(longest, (bounds[1] - bounds[0]) / bounds[2])
             if longest > _MOST_ELEMENTS:
-                raise _too_large(graph, node, (int(longest),))
+                raise _too_large(graph, node, (int(min(longest, 2.0**63)),))
     return longest
 
 
@@ -187,6 +188,11 @@ def _is_misread(graph: Graph, node: onnx.NodeProto) -> bool:
     given = [graph.constants.get(name) for name in node.input]
     if node.op_type == "Dropout":  # in training: zeros drawn at random. It is refused where identities are removed
         return len(given) > 2 and given[2] is not None and bool(given[2].any())
+    if node.op_type == "QuantizeLinear":  # by way of 32 bits
+        x, scale = given[:2]
+        return (
+            x is not None and scale is not None and np.abs(x).max(initial=0.0) >= 2.0**31 * float(np.abs(scale).min())
+        )
     if node.op_type == "Pad":
         return len(given) > 1 and given[1] is not None and bool((given[1] < 0).any())
     return graph.opset < _MISREAD.get(node.op_type, 0)
@@ -246,6 +252,8 @@ def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
         if node.op_type == "GatherElements":  # the reference: of 32 elements at most
             data, indices = (graph.constants[name] for name in node.input)
             return [_gather_elements(data, indices, attributes(node).get("axis", 0))]
+        if node.op_type == "Unique" and not attributes(node).get("sorted", 1):  # the reference: sorted all the same
+            return _unique(graph.constants[node.input[0]], attributes(node).get("axis"))[: len(node.output)]
         found = ReferenceEvaluator(model).run(None, {name: graph.constants[name] for name in names})
     except np.exceptions.AxisError:  # also an IndexError: axes that are not in order
         return None
@@ -302,3 +310,14 @@ def _gather_elements(data: np.ndarray, indices: np.ndarray, axis: int) -> np.nda
     """`data` along `axis` at the indices, which may be fewer than its elements along the other axes."""
     kept = [slice(None) if i == axis % data.ndim else slice(n) for i, n in enumerate(indices.shape)]
     return np.take_along_axis(data[tuple(kept)], indices, axis)
+
+
+def _unique(data: np.ndarray, axis: int | None) -> list[np.ndarray]:
+    """Each element (or slice along `axis`) once, in the order in which they come first; where that is, which of them
+    each is, and how often there is one."""
+    values, first, inverse, counts = np.unique(
+        data, return_index=True, return_inverse=True, return_counts=True, axis=axis
+    )
+    order = np.argsort(first)
+    place = np.argsort(order)
+    return [np.take(values, order, axis or 0), first[order], place[inverse.reshape(-1)], counts[order]]

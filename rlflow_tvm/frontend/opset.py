@@ -13,8 +13,6 @@ from rlflow_tvm.frontend.load import one_line
 OLDEST_OPSET = 11
 """Before, TVM reads `Upsample`, `TopK`, `Slice` and `Resize` as if they were of later sets, or not at all."""
 
-_OLD_RESIZE = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-
 
 def convert(graph: Graph) -> None:
     """Convert the model to opset 11 in place, with ONNX's version converter.
@@ -44,8 +42,22 @@ def convert(graph: Graph) -> None:
         ) from error
     graph.replace(converted, aside)
     for node in graph.model.graph.node:
-        if node.op_type == "Resize":  # as it was before opset 11; the converter leaves the new default, half_pixel
-            node.attribute.extend(helper.make_attribute(name, value) for name, value in _OLD_RESIZE.items())
+        if node.op_type == "Resize":
+            _spell_out_coordinates(graph, node)
+
+
+def _spell_out_coordinates(graph: Graph, node: onnx.NodeProto) -> None:
+    """As it was before opset 11, by ONNX Runtime too: a dimension that shrinks takes the next element, others the one
+    before. The converter leaves the new default, half_pixel."""
+    scales = graph.constants.get(node.input[2]) if len(node.input) > 2 else None
+    shrinks = scales is not None and bool((scales < 1).any())
+    if scales is not None and shrinks and (scales > 1).any() and attributes(node).get("mode", b"nearest") == b"nearest":
+        raise FrontendError(
+            f"{graph.label}: node {node.name!r} (Resize) grows one dimension and shrinks another in the way of opset "
+            f"{graph.opset}, which rounds them apart: export the model with opset {OLDEST_OPSET} or newer"
+        )
+    values = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "ceil" if shrinks else "floor"}
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in values.items())
 
 
 def _spell_out_broadcast(graph: Graph, node: onnx.NodeProto) -> None:

@@ -1,15 +1,28 @@
 """What TVM's `Resize` gets wrong: TVM computes with the ratio of the extents, ONNX with the scale given, which is
-refused where it differs; and TVM leaves the first two dimensions as they are, so others are brought there."""
+refused where it differs; TVM leaves the first two dimensions as they are, so others are brought there; and it takes
+elements by way of float32, so those that this does not hold are picked here."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from rlflow_tvm.frontend.writer import dtype_of
+
+_WIDE = ("int32", "int64", "uint32", "uint64", "float64")
+_HALF = Fraction(1, 2)
+_NEAREST = {
+    b"round_prefer_floor": lambda place: math.ceil(place - _HALF),
+    b"round_prefer_ceil": lambda place: math.floor(place + _HALF),
+    b"floor": math.floor,
+    b"ceil": math.ceil,
+}
 _WHOLE = 1e-4  # how far from a whole number a scaled extent may be, of rounding
 
 
@@ -40,6 +53,8 @@ def check_resize(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: in
                     "ONNX does not; export the model with a scale that gives a whole number, or with sizes"
                 )
     whole = [int(size) for size in sizes]
+    if attrs.get("mode", b"nearest") == b"nearest" and dtype_of(inputs[0]) in _WIDE and mode != b"tf_crop_and_resize":
+        return _picked(bb, inputs[0], whole, mode.decode(), attrs.get("nearest_mode", b"round_prefer_floor"))
     order = _order(extents, whole, cropped=mode == b"tf_crop_and_resize")
     if mode == b"align_corners" and any(whole[i] == 1 for i in order[2:]):
         raise ValueError("TVM divides by zero where coordinates are by align_corners and an output extent is 1")
@@ -49,6 +64,28 @@ def check_resize(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: in
     resized = [turned, None, None, relax.const(np.array(whole)[order], "int64")]
     found = bb.normalize(onnx_frontend.Resize.get_converter(opset)(bb, resized, attrs, [{}, {}]))
     return relax.op.permute_dims(found, [order.index(i) for i in range(len(order))])
+
+
+def _picked(bb: relax.BlockBuilder, data: relax.Expr, sizes: list[int], coordinates: str, how: bytes) -> relax.Expr:
+    """The nearest elements along each dimension."""
+    for axis, size in enumerate(sizes):
+        extent = int(data.ty.shape[axis])
+        if size != extent:
+            places = [_NEAREST[how](place) for place in places_along(extent, size, coordinates)]
+            picked = np.clip(np.array(places, np.int64), 0, extent - 1)
+            data = bb.normalize(relax.op.take(data, relax.const(picked), axis))
+    return data
+
+
+def places_along(extent: int, out: int, coordinates: str) -> list[Fraction]:
+    """Where each of `out` elements comes from along an axis of `extent`."""
+    if coordinates == "align_corners":
+        return [Fraction(i * (extent - 1), max(out - 1, 1)) for i in range(out)]
+    if coordinates == "asymmetric":
+        return [Fraction(i * extent, out) for i in range(out)]
+    if coordinates == "pytorch_half_pixel" and out == 1:
+        return [Fraction(0)]
+    return [Fraction((2 * i + 1) * extent - out, 2 * out) for i in range(out)]
 
 
 def _spell_out_axes(inputs: list, axes: Sequence[int]) -> None:

@@ -214,7 +214,9 @@ def test_constant_outputs_are_told() -> None:
 
     same, varied = np.full((1, 8), 0.125, "float32"), np.arange(3, dtype="int64")
     assert constant(same)
+    assert constant(same, np.full(4, np.nan))
     assert not constant(same, varied)
+    assert not constant(np.array([np.nan, 1.0]))
     assert not constant(np.float32(1.0).reshape(()))
 
 

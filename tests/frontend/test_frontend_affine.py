@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 from small_weights import NORM, drawn, norm_weights
 
-from rlflow_tvm.frontend import from_onnx
+from rlflow_tvm.frontend import from_onnx, onnxruntime_outputs
 
 node = helper.make_node
 
@@ -26,6 +26,28 @@ def test_batch_norm_and_scale_fold_into_the_convolution(make_model, assert_impor
         {"w": drawn(8, 4, 3, 3), **norm_weights(8), "scale": drawn(8, 1, 1), "shift": drawn(1, 8, 1, 1, seed=2)},
     )
     assert operators(assert_imports_right(model)) == ["nn.conv2d", "add"]
+
+
+@pytest.mark.parametrize(
+    ("scale", "names"),
+    [(0.5, ["nn.conv2d", "add"]), (1e-5, ["nn.conv2d", "multiply"]), (6e4, ["nn.conv2d", "multiply"])],
+)
+def test_halves_are_not_scaled_out_of_their_range(scale, names, make_model, run, operators) -> None:
+    """Against the convolution alone, scaled here: ONNX Runtime scales the weights, whatever they become."""
+    weights = {"k": 0.3 * drawn(8, 16, 3, 3), "s": np.full((1, 8, 1, 1), scale)}
+    weights["k"][:, 0, 0, 0] = 2.0  # times 6e4 infinite, the sums of small data are not
+    nodes = [node("Conv", ["x", "k"], ["c"]), node("Mul", ["c", "s"], ["y"])]
+    halves = {name: array.astype(np.float16) for name, array in weights.items()}
+    whole, alone = (
+        make_model(part, {"x": (1, 16, 7, 7)}, [out], halves, dtypes={"x": "float16"}, out_dtype="float16")
+        for part, out in ((nodes, "y"), (nodes[:1], "c"))
+    )
+    x = {"x": (min(10.0, 600.0 / scale) * drawn(1, 16, 7, 7)).astype(np.float16)}
+    mod = from_onnx(whole)
+    assert [name for name in operators(mod) if name != "astype"] == names
+    expected = onnxruntime_outputs(alone, x)[0].astype(np.float64) * scale
+    (found,) = run(mod, x, ours=True)
+    assert np.abs(found - expected).max() <= 3e-3 * np.ptp(expected)
 
 
 def test_nodes_of_one_name_are_told_apart(make_model, operators) -> None:

@@ -146,6 +146,14 @@ def test_a_loop_that_would_fill_the_memory(make_model) -> None:
         from_onnx(make_model([loop], {"x": (3,)}, ["y", "all"], weights))
 
 
+def test_a_loop_that_hands_on_less_than_its_body_takes(make_model) -> None:
+    loop = _loop([node("Identity", ["going"], ["on"])], "on")
+    del loop.input[2:]
+    weights = {"count": np.array(2), "begin": np.array(True), "one": np.float32(1)}
+    with pytest.raises(FrontendError, match=r"\(Loop\) hands 0 values on to a body of .* the model is damaged"):
+        from_onnx(make_model([loop], {"x": (3,)}, ["y", "all"], weights))
+
+
 def test_a_long_loop_without_nodes(make_model) -> None:
     """It hands its state on; to do so for ever is refused too."""
     body = _graph([], [("i", TensorProto.INT64), ("going", TensorProto.BOOL), "s"], [("going", TensorProto.BOOL), "s"])

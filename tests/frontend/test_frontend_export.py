@@ -313,6 +313,30 @@ def test_a_wrong_model_is_not_written(tmp_path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["original.onnx", "right.onnx"]
 
 
+@pytest.mark.parametrize("first", ["Log", "Sqrt"])
+def test_outputs_that_are_not_finite_are_compared_on_other_inputs(first: str, make_model, tmp_path) -> None:
+    """The root of a negative number is NaN, and a product spreads it: any two models would be equal."""
+
+    def made(factor: float) -> onnx.ModelProto:
+        nodes = [helper.make_node(first, ["x"], ["l"]), helper.make_node("MatMul", ["l", "w"], ["y"])]
+        return make_model(nodes, {"x": (8, 64)}, ["y"], {"w": np.full((64, 2), factor, np.float32)})
+
+    original = tmp_path / "original.onnx"
+    onnx.save(made(1.0), original)
+    assert export(from_onnx(made(1.0)), tmp_path / "right.onnx", original) < TOLERANCE
+    with pytest.raises(RewriteError, match="it was not written"):
+        export(from_onnx(made(7.0)), tmp_path / "wrong.onnx", original)
+
+
+def test_what_is_never_finite_cannot_be_compared(make_model, tmp_path) -> None:
+    nodes = [helper.make_node("Sub", ["x", "x"], ["z"]), helper.make_node("Div", ["z", "z"], ["y"])]
+    model, original = make_model(nodes, {"x": (2, 3)}, ["y"]), tmp_path / "original.onnx"
+    onnx.save(model, original)
+    with pytest.raises(RewriteError, match=r"original\.onnx: 100 % of an output is NaN or infinite on random inputs"):
+        export(from_onnx(model), tmp_path / "again.onnx", original)
+    assert list(tmp_path.iterdir()) == [original]
+
+
 def test_an_output_that_is_listed_twice(make_model, tmp_path) -> None:
     nodes = [helper.make_node(*each) for each in (("Relu", ["x"], ["a"]), ("Sigmoid", ["x"], ["b"]),
                                                   ("Identity", ["b"], ["c"]), ("Identity", ["x"], ["y"]))]  # fmt: skip

@@ -8,7 +8,7 @@ from onnx import helper
 from small_weights import NORM, drawn, norm_weights
 
 from rlflow_tvm.errors import FrontendError
-from rlflow_tvm.frontend import fold, from_onnx
+from rlflow_tvm.frontend import fold, from_onnx, onnxruntime_outputs
 
 node = helper.make_node
 
@@ -34,6 +34,7 @@ _OF_CONSTANTS = {
     "softmax-12": (12, node("Softmax", ["w"], ["c"], axis=1), {}),
     "log-softmax-11": (11, node("LogSoftmax", ["w"], ["c"], axis=2), {}),
     "hardmax-12": (12, node("Hardmax", ["w"], ["c"], axis=1), {}),
+    "lp-normalization": (18, node("LpNormalization", ["w"], ["c"], axis=1, p=1), {}),
     "softmax-13": (13, node("Softmax", ["w"], ["c"], axis=1), {}),
     "batch-norm-13": (13, node("BatchNormalization", ["w", *NORM], ["c"]), norm_weights(4)),
     "batch-norm-15": (15, node("BatchNormalization", ["w", *NORM], ["c"]), norm_weights(4)),
@@ -66,6 +67,42 @@ def test_operators_of_constants(name: str, make_model, assert_imports_right) -> 
     opset, of_constants, weights = _OF_CONSTANTS[name]
     nodes = [of_constants, node("Mul", ["x", "c"], ["y"])]
     assert_imports_right(make_model(nodes, {"x": (1,)}, ["y"], {"w": drawn(2, 4, 5, 6), **weights}, opset))
+
+
+_LARGE = np.array([3e9, -3e9, 7, -200], np.float32)
+_OF_EXTREMES = {
+    "one-hot": (
+        node("OneHot", ["i", "d", "v"], ["c"]),
+        {"i": np.array([0, 2]), "d": np.array(3), "v": np.array([-np.inf, 0], np.float32)},
+    ),
+    "log-sum-exp": (
+        node("ReduceLogSumExp", ["w", "a"], ["c"]),
+        {"w": np.array([[-np.inf, -np.inf], [0, 1]], np.float32), "a": np.array([1])},
+    ),
+    "quantised": (node("QuantizeLinear", ["w", "s", "z"], ["q"]), {"w": _LARGE, "s": np.float32(1), "z": np.int8(-5)}),
+    "unique": (node("Unique", ["w"], ["c"], sorted=0), {"w": np.array([3, 1, 2, 1, 3, 0], np.float32)}),
+    "unique-rows": (
+        node("Unique", ["w"], ["v", "f", "q"], sorted=0, axis=0),
+        {"w": np.array([[3, 1], [0, 1], [3, 1]], np.float32)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(_OF_EXTREMES))
+def test_extremes_of_constants(name: str, make_model, run) -> None:
+    of_constants, weights = _OF_EXTREMES[name]
+    casts = [node("Cast", ["q"], ["c"], to=1)] if "q" in of_constants.output else []
+    model = make_model([of_constants, *casts, node("Add", ["x", "c"], ["y"])], {"x": (1,)}, ["y"], weights)
+    x = {"x": np.zeros(1, np.float32)}
+    (found,), (expected,) = run(from_onnx(model), x, ours=True), onnxruntime_outputs(model, x)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_range_without_end_is_refused(make_model) -> None:
+    nodes = [node("Range", ["a", "b", "d"], ["r"], name="it"), node("Add", ["x", "r"], ["y"])]
+    weights = {"a": np.float32(0), "b": np.float32(np.inf), "d": np.float32(1)}
+    with pytest.raises(FrontendError, match=r"node 'it' \(Range\) makes a constant of shape .* are refused"):
+        from_onnx(make_model(nodes, {"x": (1,)}, ["y"], weights))
 
 
 def test_dropout_of_constants_in_training(make_model) -> None:
