@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
-from rlflow_tvm.errors import UsageError
+from rlflow_tvm.errors import RewriteError, UsageError
 
 CALL_IN_PLACE = "relax.call_tir_inplace"
 IN_PLACE = {CALL_IN_PLACE, "relax.call_inplace_packed"}
@@ -160,3 +160,27 @@ class _ConstantLifter(relax.PyExprMutator):
                 name += "_"
             self.params[op] = relax.Var(name, op.ty)
         return self.params[op]
+
+
+_BINARY = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("add", "divide", "equal", "floor_divide", "floor_mod", "greater", "greater_equal", "less", "less_equal"),
+        *("maximum", "minimum", "mod", "multiply", "not_equal", "power", "subtract"),
+    )
+)
+
+
+def of_tensors(call: relax.Call) -> relax.Call:
+    """`call`, if of an elementwise operator that takes one beside a tensor, with constants of no dimension in the place
+    of bare numbers (`relax.prim_value`), on which some of TVM's passes end the process. RewriteError for an operand
+    that is neither a tensor nor a number written down."""
+    if not isinstance(call.op, tvm.ir.Op) or call.op.name not in _BINARY:
+        return call
+    args = [
+        relax.const(arg.value, str(other.ty.dtype)) if isinstance(arg, tirx.IntImm | tirx.FloatImm) else arg
+        for arg, other in zip(call.args, reversed(call.args), strict=True)
+    ]
+    if not all(isinstance(arg.ty, relax.TensorType) for arg in args):
+        raise RewriteError(f"{call.op.name} takes {args}, not all of which are tensors")
+    return relax.Call(call.op, args, call.attrs, call.ty_args, call.span)

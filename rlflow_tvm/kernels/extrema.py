@@ -1,8 +1,11 @@
-"""Greatest and least elements along axes, for any target: infinity where all elements are infinite, NaN where one is.
+"""Greatest and least elements along axes, for any target: infinity where all elements are infinite, NaN where one is;
+and where they are.
 
 TVM starts its maxima at the least finite number, so that of -inf alone it answers -3.4e38, and a NaN counts or does not
 by what comes after it. Its schedules know no reduction that starts at -inf (`rfactor` asks for the identity it knows),
-so a second one beside it looks whether there is any other element, or a NaN.
+so a second one beside it looks whether there is any other element, or a NaN. Its index of the greatest starts at -1
+with the least finite number, of which none but a greater one takes the place: of elements that are all as small it
+answers -1, which is the first.
 """
 
 from __future__ import annotations
@@ -52,7 +55,24 @@ def _extremum(name: str, reduce: Callable[..., te.Tensor], empty: float) -> Lega
     return legalize
 
 
+def _index(name: str, reduce: Callable[..., te.Tensor]) -> LegalizeFunc:
+    """Legalise a `relax.argmax` or `relax.argmin`."""
+
+    def compute(data: te.Tensor, axis: int | None, keepdims: bool) -> te.Tensor:
+        found = reduce(data, axis, keepdims)
+        first = tirx.const(0, found.dtype)
+        return te.compute(found.shape, lambda *i: tirx.max(found(*i), first), name=f"T_{name}")
+
+    def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        axis = None if call.attrs.axis is None else int(call.attrs.axis)
+        return builder.call_te(compute, call.args[0], axis, bool(call.attrs.keepdims), primfunc_name_hint=name)
+
+    return legalize
+
+
 EXTREMA: dict[str, LegalizeFunc] = {
+    "relax.argmax": _index("argmax", topi.argmax),
+    "relax.argmin": _index("argmin", topi.argmin),
     "relax.max": _extremum("max", topi.max, -inf),
     "relax.min": _extremum("min", topi.min, inf),
 }

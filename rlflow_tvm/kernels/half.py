@@ -27,15 +27,25 @@ SUMS = frozenset(
         "relax.nn.layer_norm", "relax.nn.group_norm", "relax.nn.instance_norm", "relax.nn.rms_norm",
     }
 )  # fmt: skip
+LAST = ("NHWC", "OHWI", "NHWC")
+"""The layouts of data, kernel and result of a convolution on a GPU."""
 _OWN = {"cuda": frozenset({"relax.matmul", "relax.nn.conv2d"})}
 """Kind of target -> products whose legalisations there sum in float32 themselves, for tensor cores."""
 
 
 def is_half_sum(call: relax.Call, target: Target) -> bool:
     """Whether `call` gives a tensor of half precision that sums many terms, in halves unless it is told otherwise."""
-    if call.op.name not in SUMS | PRODUCTS or call.op.name in _OWN.get(target.kind.name, ()):
+    if call.op.name not in SUMS | PRODUCTS or (call.op.name in _OWN.get(target.kind.name, ()) and not _is_left(call)):
         return False
     return isinstance(call.ty, relax.TensorType) and str(call.ty.dtype) in _HALVES
+
+
+def _is_left(call: relax.Call) -> bool:
+    """Whether it is a convolution in a layout that our own legalisations leave to TVM's."""
+    if call.op.name != "relax.nn.conv2d":
+        return False
+    attrs = call.attrs
+    return (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout or attrs.data_layout)) != LAST
 
 
 def sum_in_float32(builder: relax.BlockBuilder, call: relax.Call) -> relax.Call:

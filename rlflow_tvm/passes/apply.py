@@ -68,12 +68,13 @@ def _equal(a: Node, b: Node) -> bool:
 
 def _constant(value: float, dtype: str) -> relax.Expr:
     """OverflowError for a number that the element type does not hold: another would be infinite, zero or cut off."""
+    whole = "int" in dtype or dtype == "bool"
     with np.errstate(over="ignore", under="ignore"):
-        constant = relax.const(value, dtype)
+        constant = relax.const(int(value) if whole else float(value), dtype)
     held = constant.value.numpy()
-    if held.dtype.kind not in "iub" and (not isfinite(float(held)) or (float(held) != 0) != (value != 0)):
+    if whole and int(held) != value:
         raise OverflowError(f"{value} is no {dtype}")
-    if held.dtype.kind in "iub" and float(held) != value:
+    if not whole and (not isfinite(float(held)) or (float(held) != 0) != (value != 0)):
         raise OverflowError(f"{value} is no {dtype}")
     return constant
 
@@ -99,7 +100,7 @@ class _Builder:
         if isinstance(term, Number):
             return _constant(term.value, self._dtype)
         if isinstance(term, Scalar):
-            return _constant(float(term.attribute.value(self._env)), self._dtype)
+            return _constant(term.attribute.value(self._env), self._dtype)
         if isinstance(term, Item):
             return self._emit(relax.TupleGetItem(self.build(term.term), term.index))
         return self._emit(self._call(term, [self.build(arg) for arg in term.args]))

@@ -258,7 +258,8 @@ def _scalar(expr: relax.Expr) -> float | None:
 def _scalar_of_constant(expr: relax.Expr) -> float | None:
     if not isinstance(expr, tvm.ir.GenericConst) or shape(expr) != ():
         return None
-    return float(expr.value.numpy())
+    found = expr.value.numpy()
+    return int(found) if found.dtype.kind in "iub" else float(found)  # a float does not hold all of 64 bits
 
 
 @lru_cache(maxsize=256)
@@ -269,7 +270,7 @@ def _is_number(constant: relax.Expr, value: float) -> bool:
     if found.dtype.kind in "iub":
         return int(found) == value
     with np.errstate(over="ignore", under="ignore"):
-        rounded = float(found.dtype.type(value))
+        rounded = float(found.dtype.type(float(value)))
     return float(found) == rounded and isfinite(rounded) and (rounded != 0) == (value != 0)
 
 
@@ -279,7 +280,7 @@ def _unify_scalar(term: Scalar, expr: relax.Expr, env: dict[str, Any]) -> None:
         raise Mismatch(expr, "a scalar constant is needed")
     if variable is not None and variable not in env:
         env[variable] = value
-    elif not _is_number(expr, float(expected := term.attribute.value(env))):
+    elif not _is_number(expr, expected := term.attribute.value(env)):
         raise Mismatch(expr, "the constant {} is needed, not {}", expected, value)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 
 from rlflow_tvm import ir
 from rlflow_tvm.errors import RewriteError
@@ -100,28 +100,10 @@ class ScalarsAsTensors:
         return made
 
 
-_BINARY = frozenset(
-    f"relax.{name}"
-    for name in (
-        *("add", "divide", "equal", "floor_divide", "floor_mod", "greater", "greater_equal", "less", "less_equal"),
-        *("maximum", "minimum", "mod", "multiply", "not_equal", "power", "subtract"),
-    )
-)
-
-
 @relax.expr_functor.mutator
 class _ScalarsAsTensors(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = super().visit_call_(call)
-        if not isinstance(call.op, tvm.ir.Op) or call.op.name not in _BINARY:
-            return call
-        args = [
-            relax.const(arg.value, str(other.ty.dtype)) if isinstance(arg, tirx.IntImm | tirx.FloatImm) else arg
-            for arg, other in zip(call.args, reversed(call.args), strict=True)
-        ]
-        if not all(isinstance(arg.ty, relax.TensorType) for arg in args):
-            raise RewriteError(f"{call.op.name} takes {args}, not all of which are tensors")
-        return relax.Call(call.op, args, call.attrs, call.ty_args, call.span)
+        return ir.of_tensors(super().visit_call_(call))
 
 
 def convert_layout(data: str, kernel: str) -> tvm.transform.Pass:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from cuda_checks import (
     ARCHS,
     MOST_THREADS,
@@ -31,7 +33,7 @@ from cuda_checks import (
     unscheduled,
 )
 from kernel_checks import graph, random_arrays
-from tvm import relax
+from tvm import relax, tirx
 
 from rlflow_tvm.cost import KernelTimer, machine, measure_roofline
 from rlflow_tvm.errors import CostError, KernelError, UsageError
@@ -194,6 +196,48 @@ def test_reductions(case: str) -> None:
     reference = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())["main"](tvm.runtime.tensor(arrays[0]))
     for how in (unscheduled, serialised):
         assert range_error(run_on_host(mod, arrays, how), [reference.numpy()]) < 1e-5
+
+
+BEHIND_CONVOLUTIONS = {
+    "squeezed": lambda y: op.squeeze(y, [-1]),
+    "permuted": lambda y: op.permute_dims(y, [0, -1, -2, 1]),
+    "with a number": lambda y: op.add(y, relax.prim_value(tirx.FloatImm("float32", 0.5))),
+    "stacked": lambda y: op.stack([y, y], 0),
+}
+
+
+@pytest.mark.parametrize("case", BEHIND_CONVOLUTIONS)
+def test_what_the_change_of_layouts_does_not_know(case: str) -> None:
+    """TVM's `ConvertLayout` fails on it, or ends the process."""
+    shapes = [(1, 16, 8, 1), (16, 16, 1, 1)]
+    mod, arrays = graph(lambda x, w: BEHIND_CONVOLUTIONS[case](op.nn.conv2d(x, w)), shapes), random_arrays(shapes)
+    arguments = [tvm.runtime.tensor(array) for array in arrays]
+    reference = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())["main"](*arguments)
+    assert range_error(run_on_host(mod, arrays, serialised), [reference.numpy()]) < 1e-5
+
+
+def test_half_convolutions_in_other_layouts_are_summed_in_float32() -> None:
+    shapes = [(1, 1, 1, 4096), (1, 1, 4096, 16)]
+    build = partial(op.nn.conv2d, data_layout="NHWC", kernel_layout="HWIO")
+    mod = to_half(graph(build, shapes), "float16")
+    (found,) = run_on_host(mod, [np.ones(shape, "float32") for shape in shapes], serialised)
+    assert (found == 4096).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_no_grid_is_larger_than_a_device_launches(dtype: str) -> None:
+    mod = graph(op.matmul, [(70000, 32, 32)] * 2)
+    kernels = extract_kernels(mod if dtype == "float32" else to_half(mod, dtype), TARGET)
+    (kernel,) = (kernel for kernel in kernels if "matmul" in kernel.name)
+    grid: dict[str, int] = {}
+
+    def note(loop: tirx.For) -> None:
+        if loop.thread_binding is not None:
+            grid[str(loop.thread_binding.thread_tag)] = int(loop.extent)
+
+    tvm_ffi.structural_walk(schedule_kernel(kernel.func, TARGET).body, (tirx.For, note))
+    assert grid["blockIdx.x"] > 1
+    assert max(grid.get("blockIdx.y", 1), grid.get("blockIdx.z", 1)) < 2**16
 
 
 @pytest.mark.parametrize("arch", ARCHS)

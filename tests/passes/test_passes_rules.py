@@ -340,3 +340,13 @@ def test_numbers_are_compared_in_the_element_type_of_the_constant(number, consta
     rule = RewriteRule("tried", "none", f"maximum(x, {number}) => x")
     mod = module({"x": (3,)}, {}, lambda emit, x: rx.maximum(x, relax.const(constant, dtype)), dtype)
     assert bool(GraphState.from_module(mod, RuleSet((rule,), LANES)).sites["tried"]) == found
+
+
+def test_whole_numbers_are_computed_exactly():
+    """Their product has 63 bits, of which a float holds 53."""
+    rule = RewriteRule("tried", "none", "multiply(multiply(x, number(a)), number(b)) => multiply(x, number(a * b))")
+    number = relax.const(np.array(3037000499), "int64")
+    mod = module({"x": (3,)}, {}, lambda emit, x: rx.multiply(emit(rx.multiply(x, number)), number), "int64")
+    state = GraphState.from_module(mod, RuleSet((rule,), LANES))
+    (node,) = state.apply(RewriteAction("tried", state.sites["tried"][0])).graph.nodes
+    assert int(node.value.args[1].value.numpy()) == 3037000499**2

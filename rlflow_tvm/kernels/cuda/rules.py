@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import takewhile
 
+import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight import gpu
 from tvm.s_tir.dlight.base import ScheduleRule
@@ -15,6 +16,8 @@ from ..loops import has_empty_loop, leaf_blocks
 from .matmul import Matmul
 from .tensor_core import TensorCore
 from .threads import Elementwise, Reduction, ThreadReduction
+
+_MOST_BLOCKS = 65535  # of a grid along y and z, on all devices
 
 # the most special first; Fallback takes whatever is left, such as sorting
 RULES: dict[str, ScheduleRule] = {
@@ -49,7 +52,7 @@ def schedule(func: tirx.PrimFunc, target: Target) -> tuple[str, tirx.PrimFunc] |
             continue
         if isinstance(found, list):  # a rule may give several; the first is the one it would choose itself
             found = found[0] if found else None
-        if found is None:
+        if found is None or not _is_launched_at_all(found):
             continue
         if not _is_launched_often(found):
             return name, found.mod["main"]
@@ -65,3 +68,15 @@ def _is_launched_often(sch: s_tir.Schedule) -> bool:
         if len(outside) < len(loops) and any(int(loop.extent) > 1 for loop in outside):
             return True
     return False
+
+
+def _is_launched_at_all(sch: s_tir.Schedule) -> bool:
+    """Whether its grids are none that the driver refuses: batches of products are along y or z."""
+    extents: list[int] = []
+
+    def note(loop: tirx.For) -> None:
+        if loop.thread_binding is not None and str(loop.thread_binding.thread_tag) in ("blockIdx.y", "blockIdx.z"):
+            extents.append(int(loop.extent))
+
+    tvm_ffi.structural_walk(sch.mod["main"].body, (tirx.For, note))
+    return max(extents, default=0) <= _MOST_BLOCKS
