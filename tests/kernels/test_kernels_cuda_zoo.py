@@ -42,7 +42,7 @@ def kernels() -> dict[str, list[tirx.PrimFunc]]:
     seen: dict[str, dict[str, tirx.PrimFunc]] = {arch: {} for arch in ARCHS}
     for name in zoo.names():
         try:
-            mod = from_onnx(zoo.load(name))
+            mod = from_onnx(zoo.path(name))
         except FrontendError as error:
             if "needs" in str(error):  # the extra [zoo] is not installed
                 continue
