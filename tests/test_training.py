@@ -132,12 +132,8 @@ def test_a_training_remembers_the_plan_it_is_given(chain, tmp_path):
     assert outcome.models[0].run_secs_after <= found.run_secs_after < found.run_secs_before
     curve = [json.loads(line) for line in (tmp_path / "out" / "best.jsonl").read_text().splitlines()]
     assert (curve[0]["env_steps"], curve[0]["run_secs"]) == (0, found.run_secs_after)
-    more = {"steps": outcome.env_steps + 1, "resume": True}
     with pytest.raises(AgentError, match=r"metadata starts was .*, is None"):
-        train(chain, tmp_path / "out", **more)
-    train(chain, tmp_path / "out", starts={"chain": tmp_path / "greedy.json"}, **more)
-    steps = [json.loads(line)["env_steps"] for line in (tmp_path / "out" / "best.jsonl").read_text().splitlines()]
-    assert steps == sorted(steps)
+        train(chain, tmp_path / "out", steps=outcome.env_steps + 1, resume=True)
     other = model(tmp_path / "other.onnx", "Tanh", "Relu", "Relu")
     Priced.questions = 0
     with pytest.raises(PlanError, match="another module"):

@@ -17,6 +17,7 @@ from tvm import tirx
 from rlflow_tvm.cost.calibration import Moment, Told, moment_of, unrest_of
 from rlflow_tvm.cost.database import KernelDatabase
 from rlflow_tvm.cost.measurement import Measurement
+from rlflow_tvm.errors import CostError
 
 
 class TimedKernel(Protocol):
@@ -118,14 +119,18 @@ class KnownTimes:
         """What the database holds."""
         return None if self.database is None else self.database.get(name, self.target_key, version)
 
-    def hold(self, name: str, version: str) -> bool:
-        """Whether the database holds what it held when this was first asked: what `cost forget` has dropped is put
-        back, as others are reckoned to it, but not in the place of another."""
+    def hold(self, name: str, version: str) -> None:
+        """See to it that the database holds what it held when this was first asked: what `cost forget` has dropped is
+        put back, as others are reckoned to it. CostError where another is in its place."""
         stored = self.stored(name, version)
         before = self._held.setdefault((name, version), stored)
         if before is not None and stored is None:
             stored = self.store(name, version, before)
-        return before is None or stored is None or stored.run_secs == before.run_secs
+        if before is not None and stored is not None and stored.run_secs != before.run_secs:
+            raise CostError(
+                f"the {name} kernel of {self.target_key} was measured anew while this ran (`cost forget`): what is "
+                "known here is reckoned to the former one; start it again"
+            )
 
     def store(self, name: str, version: str, measurement: Measurement) -> Measurement:
         """Put it into the database, if there is one; what is held there then (see `KernelDatabase.put`)."""

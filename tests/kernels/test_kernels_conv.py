@@ -208,7 +208,7 @@ def test_unfoldable_epilogue_is_a_nest_of_its_own() -> None:
         for n, o, p, b, i in T.grid(1, 1, 16, 16, 16):
             with T.sblock("conv"):
                 vn, vo, vp, vb, vi = T.axis.remap("SSSSR", [n, o, p, b, i])
-                T.sblock_attr({"rlflow.conv2d": 1})
+                T.sblock_attr({"rlflow.conv2d": 1, "rlflow.conv2d_out_axes": 4})
                 with T.init():
                     packed[vn, vo, vp, vb] = T.float32(0)
                 packed[vn, vo, vp, vb] = packed[vn, vo, vp, vb] + x[vn, 0, vp // 4, vp % 4, vi] * w[vo, 0, 0, 0, vi, vb]

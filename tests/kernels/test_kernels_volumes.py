@@ -121,7 +121,7 @@ def test_convolutions(case: str, weights: int) -> None:
     (result,) = run(graph(conv.call, shapes, weights), arrays, weights).values
     assert_close(result, conv(*arrays))
     found = names(conv.call, shapes, weights)
-    assert any("conv2d" in name for name in found)
+    assert any("conv2d" in name or "winograd" in name for name in found)
     assert not any("conv3d" in name for name in found)
 
 
