@@ -27,7 +27,7 @@ SUMS = frozenset(
         "relax.nn.layer_norm", "relax.nn.group_norm", "relax.nn.instance_norm", "relax.nn.rms_norm",
     }
 )  # fmt: skip
-LAST = ("NHWC", "OHWI", "NHWC")
+CHANNELS_LAST = ("NHWC", "OHWI", "NHWC")
 """The layouts of data, kernel and result of a convolution on a GPU."""
 _OWN = {"cuda": frozenset({"relax.matmul", "relax.nn.conv2d"})}
 """Kind of target -> products whose legalisations there sum in float32 themselves, for tensor cores."""
@@ -42,10 +42,13 @@ def is_half_sum(call: relax.Call, target: Target) -> bool:
 
 def _is_left(call: relax.Call) -> bool:
     """Whether it is a convolution in a layout that our own legalisations leave to TVM's."""
-    if call.op.name != "relax.nn.conv2d":
-        return False
-    attrs = call.attrs
-    return (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout or attrs.data_layout)) != LAST
+    return call.op.name == "relax.nn.conv2d" and layouts_of(call) != CHANNELS_LAST
+
+
+def layouts_of(conv: relax.Call) -> tuple[str, str, str]:
+    """The layouts of a convolution's data, kernel and result."""
+    attrs = conv.attrs
+    return str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout or attrs.data_layout)
 
 
 def sum_in_float32(builder: relax.BlockBuilder, call: relax.Call) -> relax.Call:

@@ -15,7 +15,7 @@ from functools import partial
 import tvm
 from tvm import relax, te, tirx, topi
 
-from ..half import LAST
+from ..half import CHANNELS_LAST, layouts_of
 from .matmul_legalize import PRODUCT_ATTRS, sum_dtype
 
 Sides = tuple[int, int, int, int]
@@ -42,9 +42,8 @@ class Window:
 def legalize_conv2d(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """`relax.nn.conv2d` as a call of a PrimFunc; TVM's own form for layouts and shapes that are not handled here."""
     attrs = call.attrs
-    layouts = (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout or attrs.data_layout))
     static = all(isinstance(extent, tirx.IntImm) for arg in (*call.args, call) for extent in arg.ty.shape.values)
-    if layouts != LAST or not static:
+    if layouts_of(call) != CHANNELS_LAST or not static:
         return tvm.ir.Op.get(_CONV).get_attr("FLegalize")(bb, call)
     top, left, bottom, right = (int(p) for p in attrs.padding)
     window = Window(
