@@ -7,6 +7,8 @@ splicing a function never reads weight data. `num_input` (TVM's own attribute) s
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 
 import tvm
@@ -103,6 +105,13 @@ def known_shape(ty: relax.Type) -> tuple[int, ...] | None:
         return None
     extents = list(ty.shape.values)
     return tuple(map(int, extents)) if all(isinstance(each, tvm.tirx.IntImm) for each in extents) else None
+
+
+def extent_along(axis: str, ty: relax.Type, layout: str) -> int:
+    """The extent of a tensor (of a known shape) along an axis of its layout, blocks included: along O of 64 in OIHW as
+    in OIHW16o, of which the first axis has 4."""
+    letters = zip(re.sub(r"\d", "", layout), known_shape(ty) or (), strict=True)
+    return math.prod(extent for letter, extent in letters if letter.upper() == axis)
 
 
 def main_of(mod: tvm.IRModule) -> relax.Function:

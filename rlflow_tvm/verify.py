@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +12,7 @@ from tvm import relax
 
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.frontend import random_inputs
-from rlflow_tvm.ir import Detached, known_shape
+from rlflow_tvm.ir import Detached, extent_along
 from rlflow_tvm.kernels import BY_SHAPE, Choices, pipeline
 from rlflow_tvm.passes import GraphState, RewriteAction
 
@@ -289,9 +287,7 @@ def _output_channels(start: GraphState) -> dict[str, int]:
     found = {}
     for node in start.graph.nodes:
         if node.op.startswith("relax.nn.conv") and isinstance(kernel := node.value.args[1], relax.Var):
-            layout = re.sub(r"\d", "", str(node.value.attrs.kernel_layout))
-            extents = zip(layout, known_shape(kernel.ty) or (), strict=True)
-            found[kernel.name] = math.prod(extent for letter, extent in extents if letter in "Oo")
+            found[kernel.name] = extent_along("O", kernel.ty, str(node.value.attrs.kernel_layout))
     return found
 
 

@@ -287,7 +287,7 @@ def _argument_key(arg: relax.Expr) -> Key | str:
         return _type_key(arg.ty)
     if isinstance(arg, relax.Tuple):
         return ("tuple", *(_argument_key(field) for field in arg.fields))
-    if isinstance(arg, tvm.ir.GenericConst):
+    if isinstance(arg, tvm.ir.GenericConst) and isinstance(arg.ty, relax.TensorType):  # not an element type
         # its value belongs to the key: legalisation writes constants of one element into the PrimFunc
         value = arg.value.numpy()
         return ("const", str(value.dtype), value.shape, value.tobytes())

@@ -33,6 +33,10 @@ class NotComputable(NotEvaluable):
     """An expression that fits, of numbers without a result: a division by zero, or by what is infinite."""
 
 
+class NotBound(RewriteError):
+    """A name that the environment lacks."""
+
+
 @dataclass(frozen=True)
 class Attribute:
     """An attribute expression as text (`[0, 2, 1]`, `p`, `compose(p, q)`, `dim(w, 0) + 1`)."""
@@ -76,7 +80,7 @@ class Attribute:
     def value(self, env: Mapping[str, Any]) -> Any:
         """Its value where `env` holds tensors (Relax expressions), attribute values and rule parameters.
 
-        RewriteError for a name that `env` lacks, NotEvaluable for values that the expression does not take.
+        NotBound for a name that `env` lacks, NotEvaluable for values that the expression does not take.
         """
         try:
             return _compiled(self.text)(env)
@@ -349,7 +353,7 @@ def _bound(env: Env, name: str) -> Any:
     try:
         return env[name]
     except KeyError:
-        raise RewriteError(f"attribute variable {name!r} is not bound by the left side") from None
+        raise NotBound(f"attribute variable {name!r} is not bound by the left side") from None
 
 
 def _compile_call(name: str, arguments: list[Compiled]) -> Compiled:

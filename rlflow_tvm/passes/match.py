@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from itertools import product
 from math import isfinite
 from typing import Any
@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 
 from rlflow_tvm.dataflow import Node, canonical
-from rlflow_tvm.passes.attribute import NotComputable, NotEvaluable, shape
+from rlflow_tvm.passes.attribute import Attribute, NotBound, NotComputable, NotEvaluable, shape
 from rlflow_tvm.passes.graph import VARIABLES, Graph
 from rlflow_tvm.passes.ops import BY_RELAX_NAME, CLASSES, COMMUTATIVE, OPERATORS, Operator
 from rlflow_tvm.passes.rule import RewriteRule
@@ -178,7 +178,7 @@ def match_root(
         env: dict[str, Any] = dict(parameters)
         matched: list[relax.Var] = []
         try:
-            unify(form.term, node.var, graph, env, matched)
+            unified(form.term, node.var, graph, env, matched)
         except (Mismatch, NotComputable):
             continue
         except NotEvaluable as error:
@@ -204,9 +204,30 @@ def _same(a: Any, b: Any) -> bool:
     return a == b
 
 
+_LATE = " "
+"""In an environment: checks of attribute expressions that read what is bound after them."""
+
+
+def unified(term: Term, expr: relax.Expr, graph: Graph, env: dict[str, Any], matched: list[relax.Var]) -> None:
+    """`unify` a whole left term, expressions that read what stands after them included."""
+    unify(term, expr, graph, env, matched)
+    for attribute, check in env.pop(_LATE, ()):
+        check(attribute.value(env))
+
+
+def _expect(attribute: Attribute, env: dict[str, Any], check: Callable[[Any], None]) -> None:
+    """`check` an expression's value, in the end where it reads what is not bound yet."""
+    try:
+        value = attribute.value(env)
+    except NotBound:
+        env.setdefault(_LATE, []).append((attribute, check))
+    else:
+        check(value)
+
+
 def unify(term: Term, expr: relax.Expr, graph: Graph, env: dict[str, Any], matched: list[relax.Var]) -> None:
     """Match `term` at `expr` (canonical, if a variable), binding variables in `env`, which holds the parameters that
-    attribute expressions read; Mismatch says why it cannot."""
+    attribute expressions read; Mismatch says why it cannot. What `unified` is for is left to it."""
     match term:
         case Var(name):
             bind(name, expr, env, expr)
@@ -280,8 +301,13 @@ def _unify_scalar(term: Scalar, expr: relax.Expr, env: dict[str, Any]) -> None:
         raise Mismatch(expr, "a scalar constant is needed")
     if variable is not None and variable not in env:
         env[variable] = value
-    elif not _is_number(expr, expected := term.attribute.value(env)):
-        raise Mismatch(expr, "the constant {} is needed, not {}", expected, value)
+    else:
+        _expect(term.attribute, env, partial(_check_number, expr))
+
+
+def _check_number(expr: relax.Expr, expected: float) -> None:
+    if not _is_number(expr, expected):
+        raise Mismatch(expr, "the constant {} is needed, not {}", expected, _scalar(expr))
 
 
 @cache
@@ -316,8 +342,8 @@ def _unify_attributes(
         value = attributes[name]
         if attribute.variable is not None and attribute.variable not in env:
             env[attribute.variable] = value
-        elif (expected := attribute.value(env)) != value:
-            raise Mismatch(expr, "{}: {} = {}, not {} = {}", operator.name, name, value, attribute, expected)
+        else:
+            _expect(attribute, env, partial(_check_attribute, expr, f"{operator.name}: {name}", value, attribute))
     others = {name: value for name, value in attributes.items() if name not in named}
     if term.rest is not None:
         bind(term.rest, others, env, expr)
@@ -325,6 +351,11 @@ def _unify_attributes(
     for name, value in others.items():
         if operator.attributes[name] != value:
             raise Mismatch(expr, "{}: {} = {}, not {}", operator.name, name, value, operator.attributes[name])
+
+
+def _check_attribute(expr: relax.Expr, which: str, value: Any, attribute: Attribute, expected: Any) -> None:
+    if value != expected:
+        raise Mismatch(expr, "{} = {}, not {} = {}", which, value, attribute, expected)
 
 
 def bind(name: str, value: Any, env: dict[str, Any], expr: relax.Expr) -> None:

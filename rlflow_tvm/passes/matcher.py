@@ -23,7 +23,7 @@ from rlflow_tvm.passes.match import (
     match_root,
     operators_below,
     root_operators,
-    unify,
+    unified,
     variants,
     warn_of,
 )
@@ -224,7 +224,7 @@ class Matches:
             env = dict(self.parameters)
             matched: list[relax.Var] = []
             try:
-                unify(term, node.var, self.graph, env, matched)
+                unified(term, node.var, self.graph, env, matched)
                 if any(node.var in match.roots for match in self.by_rule[rule.name]):
                     return ""
                 reasons.append((len(matched) + 1, self._failed_condition(rule, env)))

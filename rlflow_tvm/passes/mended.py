@@ -83,6 +83,8 @@ class _WeightsBack(relax.PyExprMutator):
         self._weights = weights
 
     def visit_generic_const_(self, op: tvm.ir.GenericConst) -> relax.Expr:
+        if not isinstance(op.ty, relax.TensorType):  # an element type is one too, as an operand
+            return op
         return self._weights.get(op.value.data_ptr(), op)
 
 

@@ -14,6 +14,7 @@ from tvm import relax, tirx
 from tvm.s_tir.analysis import estimate_tir_flops
 
 from rlflow_tvm.dataflow import Node
+from rlflow_tvm.ir import extent_along
 from rlflow_tvm.passes.graph import Graph
 
 _MOVES = frozenset(
@@ -106,12 +107,11 @@ def _flops(node: Node, size: int, kernels: dict[str, tirx.PrimFunc]) -> int:
     if node.op == "relax.matmul":
         shape = call.args[0].ty.shape.values
         return 2 * size * int(shape[-1])
+    layout = str(getattr(call.attrs, "kernel_layout", ""))
     if node.op in ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d"):
-        outputs = call.args[1].ty.shape.values[str(call.attrs["kernel_layout"]).index("O")]
-        return 2 * size * elements(call.args[1].ty) // int(outputs)
+        return 2 * size * elements(call.args[1].ty) // extent_along("O", call.args[1].ty, layout)
     if node.op in ("relax.nn.conv1d_transpose", "relax.nn.conv2d_transpose"):
-        inputs = call.args[1].ty.shape.values[str(call.attrs["kernel_layout"]).index("I")]
-        return 2 * elements(call.args[0].ty) * elements(call.args[1].ty) // int(inputs)
+        return 2 * elements(call.args[0].ty) * elements(call.args[1].ty) // extent_along("I", call.args[1].ty, layout)
     if hasattr(call.attrs, "pool_size"):
         return size * prod(int(extent) for extent in call.attrs.pool_size)
     return size * _PER_ELEMENT.get(node.op, 1)

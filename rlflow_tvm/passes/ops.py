@@ -39,6 +39,8 @@ class Operator:
     def attributes_of(self, call: relax.Call) -> dict[str, Any] | None:
         if self.name in NOT_FOR_INTEGERS and not all(map(_is_of_floats, call.args[: self.arity])):
             return None
+        if self.name in _OF_NUMBERS and any(map(_is_of_bools, call.args[: self.arity])):
+            return None
         return self.read(call) if self.read is not None else _as_written(call, self.attributes)
 
     def operands(self, call: relax.Call) -> Sequence[relax.Expr] | None:
@@ -94,6 +96,10 @@ def _laid_out(call: relax.Call, names: Iterable[str]) -> dict[str, Any] | None:
 
 def _is_of_floats(expr: relax.Expr) -> bool:
     return isinstance(expr.ty, relax.TensorType) and "float" in str(expr.ty.dtype)
+
+
+def _is_of_bools(expr: relax.Expr) -> bool:
+    return isinstance(expr.ty, relax.TensorType) and str(expr.ty.dtype) == "bool"
 
 
 def _extents(expr: relax.Expr) -> tuple[int, ...] | None:
@@ -353,3 +359,10 @@ NOT_FOR_INTEGERS = frozenset({
 })  # fmt: skip
 """Operators that rules are proved for in floats only, and that are matched in floats only: what they divide or round
 is another number in integers."""
+
+_OF_NUMBERS = frozenset({
+    "add", "subtract", "multiply", "maximum", "minimum", "negative", "abs", "relu", "matmul", "conv2d", "max_pool2d",
+    "sum", "max", "min",
+})  # fmt: skip
+"""Other operators that are not matched in truth values, of which TVM's sum is whether any is true: no proof draws
+them."""

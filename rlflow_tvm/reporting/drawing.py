@@ -146,6 +146,8 @@ def _details(value: relax.Expr) -> list[str]:
 
 
 def _constant(expr: tvm.ir.GenericConst) -> str:
+    if not isinstance(expr.ty, relax.TensorType):  # an element type, as an operand
+        return str(expr.value)
     values = expr.value.numpy()
     return str(values.reshape(-1)[0]) if values.size == 1 else _typed(expr.ty)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 
 import pytest
 import tvm
 from small_models import LANES, module
+from tvm import relax
 from tvm.relax import op as rx
 
 from rlflow_tvm.passes import GraphState, RewriteAction, RewriteRule, RuleSet
@@ -36,6 +38,26 @@ def test_a_rule_that_cannot_be_asked_does_not_match_and_is_named_once(rule, capl
     (warning,) = caplog.messages
     assert warning.startswith(f"rule {rule.name}: ")
     assert any("cannot be evaluated" in state.matches.explain(rule, node) for node in state.graph.nodes)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("factor", [0.5, 0.25])
+def test_attributes_of_left_terms_read_what_stands_after_them(swapped, factor):
+    """However the operands of what commutes are written down, and in the rule's own order."""
+    inverse = RewriteRule("inverse", "none", "multiply(multiply(x, number(c)), number(1 / c)) => x", ("c != 0",))
+    spread = RewriteRule("spread", "none", "add(broadcast_to(x, shape=shape(y)), y) => add(x, y)")
+
+    def body(emit, x, y):
+        twice, other = emit(rx.multiply(x, relax.const(2.0))), relax.const(factor)
+        wide = emit(rx.broadcast_to(x, (2, 3)))
+        return rx.multiply(other, twice) if swapped else rx.multiply(twice, other), rx.add(wide, y)
+
+    state = start(module({"x": (3,), "y": (2, 3)}, {}, body), inverse, spread)
+    assert len(state.sites["inverse"]) == (factor == 0.5)
+    assert len(state.sites["spread"]) == 1
+    reasons = [state.matches.explain(inverse, node) for node in state.graph.nodes]
+    assert ("" in reasons) == (factor == 0.5)
+    assert any(re.search(r"the constant \S+ is needed, not \S+ ", reason) for reason in reasons) == (factor == 0.25)
 
 
 def test_attributes_of_left_terms_read_the_parameters():

@@ -14,17 +14,19 @@ from tvm.relax import op as rx
 
 import rlflow_tvm
 from rlflow_tvm import ir
-from rlflow_tvm.errors import PlanError, RewriteError
+from rlflow_tvm.errors import KernelError, PlanError, RewriteError
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.frontend.corpus import CorpusGraph, corpus
-from rlflow_tvm.passes import family_pass, ordering
+from rlflow_tvm.kernels import extract_kernels
+from rlflow_tvm.passes import GraphState, RewriteAction, default_rules, family_pass, ordering
 from rlflow_tvm.passes.family_pass import Family
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.mended import OnConstants
 from rlflow_tvm.passes.operations import Operations
 from rlflow_tvm.passes.ordering import CLEANING_ORDER, PASSES, OrderedPasses, apply_pass
+from rlflow_tvm.reporting.drawing import part
 from rlflow_tvm.verify import flatten, range_error
-from tests.small_models import TARGET, bound, conv_chain, module, wasteful
+from tests.small_models import LANES, TARGET, bound, conv_chain, module, wasteful
 
 
 def count(mod: tvm.IRModule) -> int:
@@ -170,6 +172,26 @@ def test_weights_that_nothing_can_stand_in_for_stay_parameters(dtype, number):
     assert tvm_ffi.structural_equal(made, mod)
     (left,) = params
     assert left == 1 + number if dtype == "int64" else 1 < left < 1 + number
+
+
+def test_an_element_type_as_an_operand_is_no_weight():
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x], {"num_input": 1}):
+        with builder.dataflow():
+            out = builder.emit_output(rx.memory.view(builder.emit(rx.nn.relu(x)), (2, 3), "int32"))
+        builder.emit_func_output(out)
+    assert count(apply_pass(builder.get(), "FoldBatchnormToConv2D")) == 2
+    with pytest.raises(KernelError, match=r"no kernel is known for relax\.memory\.view"):
+        extract_kernels(builder.get(), TARGET)
+    graph = Graph.from_module(builder.get())
+    assert "constant int32" in str(part(graph, graph.outputs, {}))
+
+
+def test_blocks_of_a_layout_count_as_the_channels_that_they_are():
+    start = GraphState.from_module(conv_chain(), default_rules(LANES))
+    blocked = start.apply(RewriteAction("block_conv", start.sites["block_conv"][0]))
+    assert Operations.of(blocked.graph).flops == Operations.of(start.graph).flops > 0
 
 
 @pytest.mark.parametrize("name", ["FoldBatchnormToConv2D", "DecomposeOpsForInference"])

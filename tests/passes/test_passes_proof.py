@@ -160,6 +160,7 @@ WRONG = {
     "taps may lie apart along either axis": (rule("conv2d(x, w, dilation=d, **k) => conv2d(x, w, dilation=[d[0], 1], "
                                                   "**k)"), "shape|differ"),
     "pads may be wide": (rule("pad(x, pad_width=p) => x", "max(p + [0]) != 1"), "shape"),
+    "what is unsigned has no negative": (rule("maximum(x, negative(x)) => abs(x)"), "; uint8"),
     "a square may be less": (rule("maximum(x, multiply(x, x)) => multiply(x, x)", "is_float(x)"), "differ"),
     "a parabola may be negative between two integers": (
         rule("maximum(add(multiply(x, x), 2.0), multiply(x, 3.0)) => add(multiply(x, x), 2.0)", "is_float(x)"),
@@ -203,6 +204,28 @@ def test_a_wrong_rule_is_told(name):
     assert isinstance(found, Counterexample), str(found)
     assert re.search(said, str(found)), str(found)
     assert len(str(found)) < 1500
+
+
+@pytest.mark.parametrize(
+    ("text", "when"),
+    [
+        ("multiply(multiply(x, number(c)), number(1 / c)) => x", "is_float(x)"),  # of zero there is no such number
+        ("multiply(number(1 / c), multiply(x, number(c))) => x", "c != 0"),
+        ("add(broadcast_to(x, shape=shape(y)), y) => add(x, y)", "is_float(x)"),
+        ("matmul(x, permute_dims(y, axes=swap_last(rank(x)))) => "
+         "matmul(x, permute_dims(y, axes=swap_last(rank(y))))", "rank(x) > 1"),
+    ],
+)  # fmt: skip
+def test_expressions_may_read_what_stands_after_them(text, when):
+    proof = verify_rule(rule(text, "is_float(x)", when))
+    assert isinstance(proof, Proof), str(proof)
+    assert sum(proof.instances.values()) >= 12
+
+
+def test_what_has_no_negative_is_proved_for():
+    proof = verify_rule(rule("subtract(x, y) => add(x, negative(y))"))
+    assert isinstance(proof, Proof), str(proof)
+    assert proof.instances["uint8"] > 0
 
 
 def test_computed_positions_are_those_beyond_the_edge_too():

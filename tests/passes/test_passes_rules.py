@@ -320,6 +320,39 @@ def test_means_of_integers_are_left_alone():
     assert any("avg_pool2d is needed as rules know it" in reason for reason in reasons)
 
 
+def test_truth_values_are_left_alone():
+    """Of them TVM's sum is whether any is true; what only moves them is as of numbers."""
+
+    def joined(dtype: str) -> tvm.IRModule:
+        def body(emit, x, y):
+            both = emit(rx.concat([x, y], 1))
+            return rx.sum(both, [1]), rx.reshape(emit(rx.reshape(x, (6,))), (3, 2))
+
+        return module({"x": (2, 3), "y": (2, 3)}, {}, body, dtype)
+
+    names = ("sum_of_concat", "compose_reshapes")
+    assert matched(joined("int32"), *names) == set(names)
+    assert matched(joined("bool"), *names) == {"compose_reshapes"}
+
+
+@pytest.mark.parametrize(("dtype", "found"), [("float32", True), ("float16", True), ("float64", False)])
+def test_norms_are_recognised_where_there_is_one(dtype, found):
+    """TVM's layer norm is not for float64, and its RMS norm computes in float32."""
+
+    def body(emit, x, g, b):
+        centred = emit(rx.subtract(x, emit(rx.mean(x, [-1], keepdims=True))))
+        power = emit(rx.mean(emit(rx.multiply(centred, centred)), [-1], keepdims=True))
+        root = emit(rx.rsqrt(emit(rx.add(power, relax.const(1e-3, dtype)))))
+        plain = emit(rx.mean(emit(rx.multiply(x, x)), [-1], keepdims=True))
+        own = emit(rx.rsqrt(emit(rx.add(plain, relax.const(1e-3, dtype)))))
+        normed = emit(rx.multiply(emit(rx.multiply(centred, root)), g))
+        return rx.add(normed, b), rx.multiply(emit(rx.multiply(x, own)), g)
+
+    names = ("layer_norm_from_root_inverse", "rms_norm_from_root_inverse")
+    state = module({"x": (2, 3, 4)}, {"g": (4,), "b": (4,)}, body, dtype)
+    assert matched(state, *names) == (set(names) if found else set())
+
+
 @pytest.mark.parametrize(
     ("number", "constant", "dtype", "found"),
     [

@@ -53,7 +53,9 @@ def number(domain: Domain, value: float | Fraction, like: Tensor) -> Tensor:
 
 
 def negative(domain: Domain, x: Tensor) -> Tensor:
-    return domain.multiply(x, number(domain, -1, x))
+    dtype = x[0].dtype
+    # of unsigned integers -1 is the greatest, and as such a number that they have
+    return domain.multiply(x, number(domain, np.iinfo(dtype).max if dtype.kind == "u" else -1, x))
 
 
 def _reciprocal(domain: Domain, x: Tensor) -> Tensor:

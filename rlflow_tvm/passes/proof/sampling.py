@@ -18,7 +18,7 @@ import numpy as np
 from tvm import relax
 
 from rlflow_tvm.errors import RewriteError
-from rlflow_tvm.passes.attribute import Attribute, shape
+from rlflow_tvm.passes.attribute import Attribute, NotComputable, shape
 from rlflow_tvm.passes.instance import Instance
 from rlflow_tvm.passes.matcher import RuleSet
 from rlflow_tvm.passes.ops import CLASSES, NOT_FOR_INTEGERS, OPERATORS, REQUIRED
@@ -205,10 +205,18 @@ class _Draw:
                                             "same": relax.Var.same_as,
                                             "is_weight": lambda expr: expr.name in self._weights}  # fmt: skip
         self._env = dict(self._parameters)
+        self._late: list[tuple[Attribute, Any]] = []  # expressions of the left side, and what they must be, if anything
 
     def left(self) -> None:
         for term in self._rule.equation.left:
             self._drawn(term)
+        for attribute, wanted in self._late:
+            try:
+                found = attribute.value(self._env)
+            except NotComputable as error:  # the matcher has no site there either
+                raise Unfit(str(error)) from error
+            if wanted is not None and found != wanted:
+                raise Unfit(f"{wanted} is not {attribute}")
 
     def sample(self) -> Sample | None:
         """What was drawn, if the rule's conditions hold."""
@@ -245,6 +253,8 @@ class _Draw:
             variable = term.attribute.variable
             if variable is not None and variable not in self._env:
                 self._note(variable, Fraction(self._dice.pick(_NUMBERS[self._dtype])))
+            elif variable is None:
+                self._late.append((term.attribute, None))
             return number(self._domain, 1, self._domain.draw(()))
         if isinstance(term, Var):
             return self._tensors[term.name]
@@ -337,7 +347,9 @@ class _Draw:
         for variable, value in _bound(term, attributes).items():
             self._note(variable, value)
         for key, attribute in term.attributes:
-            if attribute.value(self._env) != attributes[key]:
+            if not attribute.names <= self._env.keys():
+                self._late.append((attribute, attributes[key]))
+            elif attribute.value(self._env) != attributes[key]:
                 raise Unfit(f"{key} is not {attribute}")
 
     def _note(self, variable: str, value: Any) -> None:
