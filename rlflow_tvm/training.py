@@ -15,7 +15,7 @@ import tvm
 
 from rlflow_tvm.cost import KernelDatabase, RpcDevices, default_path, target_key
 from rlflow_tvm.envs import RewriteProblem
-from rlflow_tvm.envs.rewards import REWARDS
+from rlflow_tvm.envs.rewards import REWARDS, ShapedReward
 from rlflow_tvm.errors import AgentError, UsageError
 from rlflow_tvm.frontend import import_models
 from rlflow_tvm.passes import GraphState, Plan, RuleSet
@@ -171,6 +171,11 @@ def train_on_models(
     if reward == "end-to-end" and remote is not None:
         raise UsageError("reward end-to-end has models run as a whole, which --rpc does not: leave out one of them")
     config = kind.config(settings)
+    discount = ShapedReward().gamma
+    if reward == "shaped" and getattr(config, "gamma", discount) != discount:  # dreams have a reward of their own
+        raise UsageError(
+            f"reward shaped is made for gamma = {discount}: leave gamma out of the settings, or take another reward"
+        )
     if starts and config.remembered_share == 0.0:
         raise UsageError("no episode begins at a given plan with these settings: leave out --start, or the preset")
     kind.check_folder(out, resume)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import onnx
@@ -40,7 +41,7 @@ CONFIGS = {
 }  # fmt: skip
 
 
-class Priced(FakeCostModel):
+class Priced(FakeCostModel, AbstractContextManager):
     """A cost model as a training opens it; counts what all of them are asked."""
 
     questions = 0
@@ -53,9 +54,6 @@ class Priced(FakeCostModel):
     def cost(self, mod, *, reach=None, confirmed=False):
         Priced.questions += 1
         return super().cost(mod, reach=reach, confirmed=confirmed)
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_) -> None:
         self.close()
@@ -219,9 +217,12 @@ def test_whole_models_are_not_run_on_other_machines(chain, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_reward_is_refused_at_once(chain, tmp_path):
+def test_a_reward_that_cannot_be_is_refused_at_once(chain, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="no reward is called 'gold': there are incremental"):
         train(chain, tmp_path / "out", reward="gold")
+    monkeypatch.setattr(AgentKind, "config", lambda self, settings=None: PPOConfig(**settings))
+    with pytest.raises(UsageError, match=r"reward shaped is made for gamma = 0\.99"):  # else standing still would pay
+        train(chain, tmp_path / "out", reward="shaped", settings={"gamma": 0.9})
     assert not (tmp_path / "out").exists()
 
 

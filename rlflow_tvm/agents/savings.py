@@ -17,6 +17,8 @@ UNIT = 0.1
 """Percent; savings below it are told as they are, larger ones by their logarithm."""
 MOST = 100.0
 """Percent: no step of a dream saves or costs more."""
+SAVING_SHARE = 0.1
+"""Of a dream's rewards, what the step itself saves; the rest is for what it improves on the best."""
 
 
 def savings(episode: Episode) -> np.ndarray:
@@ -28,6 +30,13 @@ def savings(episode: Episode) -> np.ndarray:
     if secs[0] == 0.0:
         return np.zeros(len(episode), np.float32)
     return (100.0 * (secs[:-1] - secs[1:]) / secs[0]).astype(np.float32)
+
+
+def worth(episode: Episode) -> float:
+    """What the whole episode pays by `envs.rewards.ImprovementReward`, whatever its environment's reward is: dreams pay
+    no other. AgentError as `savings`'."""
+    saved = np.cumsum(savings(episode), dtype=np.float64)
+    return float((1.0 - SAVING_SHARE) * max(0.0, saved.max()) + SAVING_SHARE * saved[-1])
 
 
 def squeezed(values: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
+from contextlib import ExitStack
 from copy import copy, deepcopy
 from dataclasses import replace
 from typing import Any, Generic, Self, TypeVar
@@ -62,17 +63,12 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
             raise EnvError(f"limit {limit}: it must lie above 1, the cost of the first graph")
         if isinstance(reward, str) and reward not in REWARDS:
             raise EnvError(f"no reward is called {reward!r}: there are {', '.join(REWARDS)}")
-        self._owns_cost_model = problem is None and not isinstance(target, CostModel)
-        if problem is None:
-            if mod is None or target is None:
-                raise EnvError("an environment needs a module and a target, or a problem")
-            cost_model = target if isinstance(target, CostModel) else CostModel(target, KernelDatabase(default_path()))
-            problem = RewriteProblem(mod, cost_model, rules)
-        self.problem = problem
         self.horizon, self.limit = horizon, limit
         self._reward: Reward = REWARDS[reward]() if isinstance(reward, str) else deepcopy(reward)
-        self.rule_names = tuple(rule.name for rule in self.problem.ruleset.rules)
+        self._opened = ExitStack()  # what this environment itself has to close
         try:
+            self.problem = problem if problem is not None else self._problem_of(mod, target, rules)
+            self.rule_names = tuple(rule.name for rule in self.problem.ruleset.rules)
             self._start_cost = self.problem.cost(self.problem.start)
             if self._start_cost.run_secs <= 0.0:
                 raise EnvError("the module costs nothing (it only changes shapes): nothing is to be gained")
@@ -83,6 +79,14 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         self.problem.keep(self._beginning[0])
         self.observation_space, self.action_space = self._spaces()
         self._begin()
+
+    def _problem_of(self, mod: tvm.IRModule | None, target: Any, rules: RuleSet | None) -> RewriteProblem:
+        if mod is None or target is None:
+            raise EnvError("an environment needs a module and a target, or a problem")
+        if not isinstance(target, CostModel):
+            database = self._opened.enter_context(KernelDatabase(default_path()))
+            target = self._opened.enter_context(CostModel(target, database))
+        return RewriteProblem(mod, target, rules)
 
     @classmethod
     @abstractmethod
@@ -227,7 +231,7 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         other.__dict__.update(self.__dict__)
         other._refused = set(self._refused)
         other._reward = deepcopy(self._reward)
-        other._owns_cost_model = False
+        other._opened = ExitStack()
         other._np_random = deepcopy(self._np_random)
         other.action_space = copy(self.action_space)  # only its generator changes
         other.action_space._np_random = deepcopy(self.action_space._np_random)
@@ -261,9 +265,8 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         return state, cost
 
     def close(self) -> None:
-        """End the measuring worker, if this environment started it."""
-        if self._owns_cost_model:
-            self.problem.cost_model.close()
+        """End the measuring worker and close the database, if this environment opened them."""
+        self._opened.close()
 
     def _info(self, rule: str) -> dict[str, Any]:
         return {

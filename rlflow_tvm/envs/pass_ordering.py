@@ -110,6 +110,8 @@ class PassOrderingEnv(gymnasium.Env[np.ndarray, np.int64]):
         if not graphs:
             raise EnvError("there is no graph to order passes for: give one at least")
         check_reward(reward)
+        if horizon < 1:
+            raise EnvError(f"horizon {horizon}: an episode needs at least one step")
         unknown = [name for name in passes if name not in PASSES]
         if unknown:
             raise EnvError(f"no pass is called {unknown[0]!r}: there are {', '.join(PASSES)}")

@@ -84,7 +84,9 @@ class _Walk:
         following = self.problem.successor(self.state, action, confirmed=confirmed, again=again)
         gain = float("inf")
         if following is not None and following[0].structural_hash not in self._seen:
-            gain = following[1].run_secs - following[1].deviation_secs - self.run_secs
+            hoped = following[1].run_secs - following[1].deviation_secs
+            self._best.hope(following[0], hoped)
+            gain = hoped - self.run_secs
         self._gains[key] = gain
         self._fresh.add(key)
         if following is None or following[1].confirmed:

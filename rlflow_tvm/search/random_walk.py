@@ -52,7 +52,8 @@ class RandomSearch:
         while not best.exhausted:
             state = kept[int(rng.integers(len(kept)))][1] if kept and rng.random() < _SHARE else start
             before = best.spent
-            lowest, first = (math.inf, state), problem.cost(state).run_secs
+            first = problem.cost(state).run_secs
+            lowest = first, state
             for _ in range(self.horizon):
                 action = random_action(state, rng)
                 if action is None or best.exhausted:
@@ -66,9 +67,9 @@ class RandomSearch:
                 lowest = min(lowest, (cost.run_secs, state), key=lambda each: each[0])
                 if cost.run_secs > self.limit * first:
                     break
-            if self.remembered and lowest[0] < math.inf:
+            if self.remembered and lowest[0] < first:  # as agents: from one that costs more walks lead back at best
                 secs = problem.cost(lowest[1], confirmed=True).run_secs
-                if math.isfinite(secs) and secs not in [each[0] for each in kept]:
+                if secs <= first and secs not in [each[0] for each in kept]:
                     kept = sorted([*kept, (secs, lowest[1])], key=lambda each: each[0])[: self.remembered]
             if best.spent == before and not any(start.sites.values()):
                 break  # nothing applies where walks begin: none will ever move

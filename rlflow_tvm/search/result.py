@@ -53,6 +53,7 @@ class Incumbent:
         self._measuring_before = problem.cost_model.measuring_secs
         self._started = time.monotonic()
         self._curve = [(0, problem.start_secs)]
+        self._hoped: tuple[float, GraphState] = math.inf, problem.start
 
     @property
     def spent(self) -> int:
@@ -81,6 +82,11 @@ class Incumbent:
             self._curve.append((self.spent, run_secs))
         return better
 
+    def hope(self, state: GraphState, run_secs: float) -> None:
+        """Keep `state`, which is not offered yet, for the case that the budget ends before it is: the cheapest such one
+        is offered then."""
+        self._hoped = min(self._hoped, (run_secs, state), key=lambda each: each[0])
+
     def report(self) -> None:
         if self._progress is not None:
             counted = math.isfinite(self.budget.steps)
@@ -89,6 +95,8 @@ class Incumbent:
 
     def result(self) -> SearchResult:
         """What was found; the last report says so too. The log is told of time that went mostly into measuring."""
+        if self.exhausted:
+            self.offer(self._hoped[1], self._hoped[0])
         self.report()
         measuring_secs = self.problem.cost_model.measuring_secs - self._measuring_before
         if self._secs >= self.budget.secs and 2 * measuring_secs > self._secs:

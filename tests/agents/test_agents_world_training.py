@@ -18,6 +18,7 @@ from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.policy import UniformPolicy
 from rlflow_tvm.agents.pool import Workers
 from rlflow_tvm.agents.rollout import Episode
+from rlflow_tvm.agents.savings import worth
 from rlflow_tvm.agents.world import real as real_episodes
 from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.learning import Learner, SitesLearner
@@ -87,12 +88,12 @@ def test_steps_are_shared_out_and_the_best_controller_is_kept(env, tmp_path):
     real = [line["real/return"] for line in lines if "real/return" in line]
     assert len(real) == 3
     counts = state(tmp_path)[1]["counts"]
-    assert counts["best_score"] == max(real)
     tried = episodes[counts["tried_from"] :]
     judged = tried[::JUDGED]
     assert len(judged) > 1
     assert not any(episode.remembered for episode in judged)
     assert real[-1] == pytest.approx(np.mean([episode.total_reward for episode in judged]))
+    assert counts["best_scores"]["toy"] >= np.mean([worth(episode) for episode in judged])
     assert any(episode.remembered for episode in tried)
     for name in ("vision/cost", "memory/nll", "held_out/reward_r2", "held_out/rule_mask_f1", "dream/return"):
         assert any(name in line for line in lines)
@@ -282,6 +283,34 @@ def test_episodes_are_kept_with_what_was_known_before_them(short):
         for kept in episode.observations:
             assert np.array_equal(kept.site_known, places.known(kept.site_places))
         places.learn([episode])
+
+
+def test_controllers_are_compared_by_savings_on_models_that_both_were_judged_on(env, tmp_path, monkeypatch):
+    """Whatever the environment pays, which dreams do not: models gain more and less, and not all have their turn."""
+    training = prepared(env, tmp_path)
+
+    def best_after(saved: dict[str, float]) -> dict[str, torch.Tensor]:
+        episodes = training.real.rollouts.episodes
+        training.counts.tried_from = len(episodes)
+        judged = [
+            Episode(rewards=[-each], run_secs=[2.0, 2.0 - each / 50], summary={"model": model})
+            for model, each in saved.items()
+        ]
+        between = [Episode(rewards=[0.0], run_secs=[2.0, 0.1])] * (JUDGED - 1)
+        monkeypatch.setattr(
+            training.real, "collect_until", lambda *_: episodes.extend(e for one in judged for e in (one, *between))
+        )
+        training.try_out()
+        return training.best
+
+    first = best_after({"a": 10.0, "b": 0.25})
+    assert best_after({"a": 9.0}) is first
+    assert training.counts.best_scores == {"a": pytest.approx(10.0), "b": pytest.approx(0.25)}
+    assert best_after({"a": 9.0, "b": 1.0}) is first
+    second = best_after({"a": 10.5, "b": 0.0})
+    assert second is not first
+    assert best_after({}) is second
+    assert best_after({"a": 10.5, "b": 1.0}) is not second
 
 
 def test_of_several_models_controllers_are_judged_on_each_in_turn(tmp_path):

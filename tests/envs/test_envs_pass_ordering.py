@@ -177,6 +177,8 @@ def test_what_cannot_be_is_told(options, told):
         made(**options)
     with pytest.raises(EnvError, match="give one at least"):
         PassOrderingEnv({})
+    with pytest.raises(EnvError, match="horizon 0: an episode needs at least one step"):
+        made(horizon=0)
     env = made()
     with pytest.raises(EnvError, match="call reset first"):
         env.step(0)

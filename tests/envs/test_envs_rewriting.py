@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -10,10 +12,10 @@ import pytest
 from env_tools import legal_actions, make_env, random_legal, rule_action, stop_action
 from fake_cost import FakeCostModel
 from gymnasium.utils.env_checker import check_env
-from small_models import LANES, MODELS, bound, conv_chain, module
+from small_models import LANES, MODELS, TARGET, bound, conv_chain, module
 from tvm.relax import op as rx
 
-from rlflow_tvm.envs import GraphRewriteEnv, RewriteProblem
+from rlflow_tvm.envs import GraphRewriteEnv, RewriteProblem, episode
 from rlflow_tvm.errors import EnvError, PlanError
 from rlflow_tvm.passes import GraphState, RuleSet, default_rules
 
@@ -255,3 +257,32 @@ def test_with_patience_an_episode_is_cut_off_where_nothing_cheaper_comes():
         observation, _, terminated, truncated, _ = env.step(random_legal(observation, rng))
         steps, over = steps + 1, terminated or truncated
     assert terminated or steps == 50, "without it the horizon counts"
+
+
+def test_what_an_environment_opened_it_closes(monkeypatch):
+    """Also where nothing comes of it; a fork has opened nothing."""
+    closed: list[str] = []
+
+    class Database(ExitStack):
+        def __init__(self, _path: Any) -> None:
+            super().__init__()
+            self.callback(closed.append, "database")
+
+    class Prices(FakeCostModel, AbstractContextManager):
+        def __init__(self, _target: Any, _database: Any) -> None:
+            super().__init__()
+
+        def __exit__(self, *_error: object) -> None:
+            closed.append("prices")
+
+    monkeypatch.setattr(episode, "KernelDatabase", Database)
+    monkeypatch.setattr(episode, "CostModel", Prices)
+    env = GraphRewriteEnv(conv_chain(), TARGET)
+    env.fork().close()
+    assert closed == []
+    env.close()
+    env.close()
+    assert closed == ["prices", "database"]
+    with pytest.raises(EnvError, match="costs nothing"):
+        GraphRewriteEnv(module({"x": (2, 3)}, {}, lambda emit, x: rx.reshape(x, (6,))), TARGET)
+    assert closed == ["prices", "database"] * 2

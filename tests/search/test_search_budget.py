@@ -82,6 +82,29 @@ def test_a_stopped_search_hands_back_its_best(name):
     assert problem.cost(result.state).run_secs == result.run_secs_after <= result.run_secs_before
 
 
+@pytest.mark.parametrize("wrong_by", [0.0, 0.3])
+@pytest.mark.parametrize("name", ["greedy", "variable-depth", "family"])
+def test_what_is_priced_when_a_budget_ends_is_not_lost(name, wrong_by, monkeypatch):
+    """Though not all of the level is priced, out of which the best is taken."""
+    sites = sum(map(len, problem_of(conv_net()).start.sites.values()))
+    truth = problem_of(conv_net())
+    for steps in (sites // 2, sites - 1):
+        problem, seen = problem_of(conv_net(), wrong_by=wrong_by), []
+        successor = problem.successor
+
+        def priced(*args, successor=successor, seen=seen, **how):
+            following = successor(*args, **how)
+            seen += [] if following is None else [(following[1].run_secs - following[1].deviation_secs, following[0])]
+            return following
+
+        monkeypatch.setattr(problem, "successor", priced)
+        result = make_search(name, budget=Budget(steps)).run(problem)
+        hoped = min(seen, key=lambda each: each[0])[1]
+        assert result.run_secs_after <= truth.cost(hoped).run_secs
+        assert result.run_secs_after == truth.cost(result.state).run_secs
+        assert result.run_secs_after < result.run_secs_before or wrong_by
+
+
 @pytest.mark.parametrize("name", ["greedy", "family"])
 def test_a_move_that_is_confirmed_and_taken_counts_once(name, monkeypatch):
     """As for an agent, whose moves are priced when they are made."""

@@ -189,7 +189,7 @@ def test_greedy_does_not_climb_above_its_tolerance():
 
 @pytest.mark.parametrize("budget", [1, 2, 3, 5, 8, 13, 21, 34, 55, 89])
 def test_greedy_keeps_to_its_budget(budget):
-    """One move more than the budget may be counted: the one that was priced last is then taken."""
+    """One move more than the budget may be counted."""
     problem = problem_of(conv_net(), costs=PLATEAU, blocked_conv=98.5)
     result = Greedy(budget=Budget(budget)).run(problem)
     assert result.env_steps <= budget + 1

@@ -17,7 +17,7 @@ from rlflow_tvm.agents.heads import PolicyOutput
 from rlflow_tvm.agents.observation import ObservationSizes
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.rollout import Episode
-from rlflow_tvm.agents.savings import stretched
+from rlflow_tvm.agents.savings import SAVING_SHARE, stretched
 from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.controller import Controller, LatentObservation, latent_space
 from rlflow_tvm.agents.world.memory import Memory, Recurrent, Steps
@@ -27,8 +27,6 @@ from rlflow_tvm.agents.world.sites import Newcomers, Sites
 _BEGINNINGS = 0.25
 """Of the dreams, those that begin where a real episode at no remembered graph did, as the agent will; the others begin
 anywhere along one."""
-_SAVING_SHARE = 0.1
-"""Of a reward, what the step itself saves; the rest is for what it improves on the best."""
 _INVALID_REWARD = -100.0
 """Of an action outside the masks, as before real graphs."""
 
@@ -169,7 +167,7 @@ class Dream:
         reached = state.saved + torch.where(rules == stop, torch.zeros(()), stretched(told))
         saved = torch.maximum(reached, self._least_saved)
         best = torch.maximum(state.best, saved)
-        rewards = (1.0 - _SAVING_SHARE) * (best - state.best) + _SAVING_SHARE * (saved - state.saved)
+        rewards = (1.0 - SAVING_SHARE) * (best - state.best) + SAVING_SHARE * (saved - state.saved)
         ends = torch.sigmoid(foreseen[0].terminal_logits)
         terminated = ends > (torch.rand(len(ends), generator=generator) if self.temperature else 0.5)
         terminated |= (rules == stop) | ~legal[:, :stop].any(dim=1) | (reached < self._least_saved)

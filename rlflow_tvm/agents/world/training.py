@@ -7,9 +7,9 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from rlflow_tvm.agents.pool import Workers
 from rlflow_tvm.agents.ppo import PPO, load_parameters, optimizer_tensors, policy_tensors, restore_optimizer
 from rlflow_tvm.agents.progress import ProgressLog
 from rlflow_tvm.agents.rollout import Episode
+from rlflow_tvm.agents.savings import worth
 from rlflow_tvm.agents.torch_settings import torch_settings
 from rlflow_tvm.agents.training import (
     OnEpisode,
@@ -53,7 +54,7 @@ class _Counts:
     iteration: int = 0
     updates: int = 0  # in this iteration
     tried_from: int = 0  # the first of the controller's episodes in this iteration
-    best_score: float | None = None
+    best_scores: dict[str, float] = field(default_factory=dict)  # by model, of the controller that is the agent
     mean_return: float | None = None
     mean_length: float | None = None
     wall_secs: float = 0.0
@@ -234,10 +235,13 @@ class _Training:
             counts.mean_return = mean_return(episodes)
             counts.mean_length = float(np.mean([len(episode) for episode in episodes]))
             self._log({"real/return": counts.mean_return, "real/length": counts.mean_length})
-        score_now = counts.mean_return if episodes else None
+        scores = {model: float(np.mean(each)) for model, each in _by_model(episodes, worth).items()}
+        # there may be steps for more models in one iteration than in another, and models gain more and less
+        both = scores.keys() & counts.best_scores.keys()
+        ahead = sum(scores[model] - counts.best_scores[model] for model in sorted(both))
         # likeliest actions say little but what they gain: of equal controllers the later one has learnt more
-        if counts.best_score is None or (score_now is not None and score_now >= counts.best_score):
-            counts.best_score = score_now
+        if not counts.best_scores or (both and ahead >= 0.0):
+            counts.best_scores = scores
             self.best = self._agent_now()
         counts.iteration, counts.updates = counts.iteration + 1, 0
         self._make_learners()
@@ -302,7 +306,9 @@ class _Training:
     def _restore(self) -> None:
         tensors, description = checkpoint.load_checkpoint(self.path)
         refuse_differences(self.path, description, self._identity, self.sizes)
-        self.counts, self.real.starts = _Counts(**description["counts"]), description["starts"]
+        counts = dict(description["counts"])
+        counts.pop("best_score", None)  # formerly of all models together, which says little of any
+        self.counts, self.real.starts = _Counts(**counts), description["starts"]
         load_parameters(self.model, tensors, "world")
         self._make_learners()
         for name, learner in self.learners.items():
@@ -320,10 +326,16 @@ class _Training:
 
 def mean_return(episodes: Sequence[Episode]) -> float:
     """Of several models' episodes the mean of each model's: one may have been judged on once more than another."""
-    returns: dict[str, list[float]] = {}
-    for episode in episodes:
-        returns.setdefault(episode.summary.get("model", ""), []).append(episode.total_reward)
+    returns = _by_model(episodes, lambda episode: episode.total_reward)
     return float(np.mean([np.mean(each) for each in returns.values()]))
+
+
+def _by_model(episodes: Sequence[Episode], value: Callable[[Episode], float]) -> dict[str, list[float]]:
+    """What is told of each episode, by the names of their models."""
+    values: dict[str, list[float]] = {}
+    for episode in episodes:
+        values.setdefault(episode.summary.get("model", ""), []).append(value(episode))
+    return values
 
 
 def places_in(tensors: Mapping[str, torch.Tensor]) -> Places:
