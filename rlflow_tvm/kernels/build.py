@@ -22,6 +22,8 @@ from .schedule import SCHEDULED_ATTR
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 _CALL_IN_PLACE = tvm.ir.Op.get(CALL_IN_PLACE)
+_PACKED = tuple(tvm.ir.Op.get(f"relax.call_{how}_packed") for how in ("pure", "inplace"))
+"""Calls whose result is a tensor of the function's own."""
 _EXTERNAL_MODS = "external_mods"  # attribute in which `tvm.compile` looks for compiled code to link
 _NO_TESTS = "tirx.disable_assert"
 _NOTHING = "rlflow_nothing"
@@ -109,14 +111,17 @@ def _called_from_outside(mod: tvm.IRModule) -> set[tvm.ir.GlobalVar]:
 
 
 def called_with_inputs(main: relax.Function) -> set[tvm.ir.GlobalVar]:
-    """The PrimFuncs that `main` calls with its own inputs, or with what anything but a PrimFunc makes of them."""
+    """The PrimFuncs that `main` calls with its own inputs, with what anything but a PrimFunc makes of them, or with
+    what a packed function hands out, of whose shape nobody knows."""
     given: set[relax.Expr] = set(main.params[: num_inputs(main)])
     called: set[tvm.ir.GlobalVar] = set()
     for binding in all_bindings(main):
         value = binding.value
+        op = value.op if isinstance(value, relax.Call) else None
+        if op in _PACKED or isinstance(op, relax.ExternFunc):
+            given.add(binding.var)
         if not any(var in given for var in variables_of(value)):
             continue
-        op = value.op if isinstance(value, relax.Call) else None
         if op in (_CALL_TIR, _CALL_IN_PLACE):
             called.add(value.args[0])
         if op != _CALL_TIR:  # a result written in place is an input again

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import cache
+from pathlib import Path
 
 import tvm
 from tvm.target import Target
@@ -38,9 +40,36 @@ _INSTRUCTIONS = (
 """Of which a processor may have those that came first alone; code with one that it lacks ends the process."""
 
 
+_CPUINFO = Path("/proc/cpuinfo")
+_FLAGS = {name: name for name in ("avx", "f16c", "avx2", "fma", "bmi2")} | {
+    f"avx512{name}": f"avx512{'_' * apart}{name}"
+    for names, apart in (
+        (("f", "cd", "bw", "dq", "vl", "ifma", "vbmi"), False),
+        (("vbmi2", "vnni", "bitalg", "vpopcntdq", "bf16", "fp16"), True),
+    )
+    for name in names
+}
+"""Instructions by LLVM's names, and what Linux calls them."""
+
+
 def default_target() -> Target:
-    """The machine this runs on: `{"kind": "llvm", "mcpu": <host cpu>, "num-cores": <logical cpus usable here>}`."""
-    return Target({"kind": "llvm", "mcpu": llvm_get_system_cpu(), "num-cores": usable_processors()})
+    """The machine this runs on: `{"kind": "llvm", "mcpu": <host cpu>, "num-cores": <logical cpus usable here>}`, with
+    `mattr` where the processor has not all that its name stands for."""
+    cpu, cores = llvm_get_system_cpu(), usable_processors()
+    missing = _missing(cpu)
+    return Target({"kind": "llvm", "mcpu": cpu, "num-cores": cores} | ({"mattr": missing} if missing else {}))
+
+
+@cache
+def _missing(cpu: str) -> list[str]:
+    """Instructions of the processor that the system does not tell of, as `mattr` has them: a virtual machine may hide
+    them, and code with them then ends the process."""
+    lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
+    told = next((line.split() for line in lines if line.startswith("flags")), None)
+    if told is None:  # no x86, or no Linux
+        return []
+    whole = Target({"kind": "llvm", "mcpu": cpu})
+    return [f"-{name}" for name, flag in _FLAGS.items() if flag not in told and llvm_cpu_has_features(name, whole)]
 
 
 def as_target(target: Target | str | dict | None) -> Target:

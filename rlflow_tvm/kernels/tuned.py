@@ -21,11 +21,14 @@ TUNED_RULE = "metaschedule"
 
 
 def tunable(func: tirx.PrimFunc) -> bool:
-    """Whether MetaSchedule can do anything for `func` (fused, not scheduled).
+    """Whether MetaSchedule can do anything for `func` (fused).
 
     Not for a Winograd convolution: its rule writes its loops out, which no sequence of primitives comes near, and the
-    search through its many blocks takes twenty seconds a trial. Nor where nothing is computed in loops.
+    search through its many blocks takes twenty seconds a trial. Nor where nothing is computed in loops, or it was
+    scheduled by whoever wrote it.
     """
+    if func.attrs is not None and func.attrs.get(SCHEDULED_ATTR):
+        return False
     blocks: list[s_tir.SBlock] = []
     tvm_ffi.structural_walk(func.body, (s_tir.SBlock, blocks.append))
     return len(blocks) > 1 and not any(WINOGRAD_ATTR in block.annotations for block in blocks)

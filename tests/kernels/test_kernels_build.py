@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from kernel_checks import TARGET, graph, random_arrays
 from tvm import relax, s_tir, te, tirx
 
@@ -108,6 +109,20 @@ def test_views_of_arguments_are_arguments() -> None:
     mod = Lowering(TARGET).lower(graph(build, [(8, 3)])).mod
     first = next(row.name for row in explain(graph(build, [(8, 3)]), TARGET))
     assert [var.name_hint for var in called_with_inputs(mod["main"])] == [first]
+
+
+def test_what_a_packed_function_hands_out_is_tested() -> None:
+    """It may be of any shape, whatever the function is called with."""
+
+    def build(x: relax.Expr) -> relax.Expr:
+        inner = op.nn.softmax(x)  # a kernel's result, which needs no test
+        return op.nn.softmax(op.call_pure_packed("tests.three", inner, ty_args=[relax.TensorType((8, 3), "float32")]))
+
+    three = np.zeros(3, "float32")
+    tvm_ffi.register_global_func("tests.three", lambda _: tvm.runtime.tensor(three), override=True)
+    executable = tvm.compile(graph(build, [(8, 3)]), TARGET, relax_pipeline=pipeline(TARGET))
+    with pytest.raises(RuntimeError, match=r"match|ndim"):
+        relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(np.zeros((8, 3), "float32")))
 
 
 def test_threads_see_the_configuration() -> None:

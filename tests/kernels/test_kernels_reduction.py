@@ -55,6 +55,33 @@ def test_layer_norm(length: int) -> None:
     assert outcome.rules == ["reduction"]
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 7), (3, 16, 41), (2, 1, 2048)])
+@pytest.mark.parametrize("name", ["sum", "mean", "max", "min", "variance", "std"])
+def test_a_single_number(name: str, shape: tuple[int, ...]) -> None:
+    exact = np.var if name == "variance" else getattr(np, name)
+    outcome = check(
+        getattr(op, name), lambda x: np.asarray(exact(x.astype("float64")), "float32"), [shape], tolerance=1e-5
+    )
+    assert outcome.rules == ["reduction"]
+
+
+def test_the_mean_of_many_is_no_sum_that_stands_still() -> None:
+    """One float32 gets no further than 2^24 by steps of one."""
+    ones = np.ones((24, 1024, 1024), "float32")
+    outcome = run(graph(op.mean, [ones.shape]), [ones])
+    assert outcome.values[0] == 1.0
+    assert outcome.rules == ["reduction"]
+
+
+@pytest.mark.parametrize("length", [5, 300])
+def test_a_scale_that_is_computed_leaves_softmax_its_schedule(length: int) -> None:
+    outcome = check(
+        lambda x, s, t: op.nn.softmax(op.multiply(x, op.exp(op.multiply(s, t)))),
+        lambda x, s, t: softmax(x * np.exp(s * t)), [(4, length), (), ()], tolerance=1e-5,
+    )  # fmt: skip
+    assert "fallback" not in outcome.rules
+
+
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     shape=st.lists(st.integers(1, 20), min_size=1, max_size=4).map(tuple),

@@ -1,0 +1,52 @@
+"""The target that stands for this machine: what its processor's name promises and the system does not tell of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tvm.target import Target
+from tvm.target.codegen import llvm_cpu_has_features
+
+from rlflow_tvm.kernels import default_target, target, vector_lanes
+
+ALL = "fpu sse sse2 ssse3 sse4_1 sse4_2 avx f16c avx2 fma bmi1 bmi2"
+
+
+@pytest.fixture(autouse=True)
+def a_virtual_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Of a processor with AVX-512, whatever runs here; what is hidden of it stands in a file."""
+    monkeypatch.setattr(target, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(target, "llvm_get_system_cpu", lambda: "skylake-avx512")
+    target._missing.cache_clear()
+    yield
+    target._missing.cache_clear()
+
+
+@pytest.mark.skipif("sse2" not in str(Target({"kind": "llvm", "mcpu": "x86-64"})) and not llvm_cpu_has_features(
+    "sse2", Target({"kind": "llvm", "mcpu": "x86-64"})), reason="flags are told so on x86 alone")  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "hidden", "lanes"),
+    [
+        (f"{ALL} avx512f avx512cd avx512bw avx512dq avx512vl", set(), 16),
+        (ALL, {"-avx512f", "-avx512cd", "-avx512bw", "-avx512dq", "-avx512vl"}, 8),
+        ("fpu sse sse2 avx", {"-avx2", "-fma", "-f16c", "-bmi2"}, 8),
+        ("fpu sse sse2", {"-avx", "-avx2"}, 4),
+    ],
+)
+def test_what_a_virtual_machine_hides_is_not_used(flags: str, hidden: set[str], lanes: int) -> None:
+    target._CPUINFO.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t: none\nflags\t\t: other\n")
+    found = default_target()
+    told = {str(each) for each in found.attrs.get("mattr") or ()}
+    assert told >= hidden
+    assert bool(told) == bool(hidden)
+    assert vector_lanes(found) == lanes
+    for feature in ("avx", "avx2", "fma", "avx512f"):
+        assert llvm_cpu_has_features(feature, found) == (feature in flags.split())
+
+
+@pytest.mark.parametrize("text", [None, "processor\t: 0\nFeatures\t: fp asimd\n"])
+def test_where_nothing_is_told_the_name_stands_for_all(text: str | None) -> None:
+    if text is not None:
+        target._CPUINFO.write_text(text)
+    assert "mattr" not in default_target().attrs
