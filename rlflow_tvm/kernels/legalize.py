@@ -26,6 +26,7 @@ from .cuda import legalize as cuda
 from .extrema import EXTREMA
 from .half import is_half_sum, sum_in_float32
 from .llvm import implementations as llvm
+from .norms import NORMS
 
 Key = tuple
 
@@ -232,7 +233,7 @@ def _legalize_pass(customize: dict[str, LegalizeFunc]) -> tvm.transform.Pass:
         [
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
-            relax.transform.LegalizeOps({**EXTREMA, **customize}),
+            relax.transform.LegalizeOps({**EXTREMA, **NORMS, **customize}),
             relax.transform.AnnotateTIROpPattern(),
         ]
     )
