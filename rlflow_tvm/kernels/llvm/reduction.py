@@ -24,7 +24,7 @@ class Reduction(CPUScheduleRule):
     """Blocks over the same rows: one parallel loop over the rows, all blocks inside it.
 
     A sum over the contiguous axis becomes vector sums, added up at the end; one over another axis has its
-    contiguous parallel axis in vectors.
+    contiguous parallel axis in vectors. Where rows are reduced in groups, as channels are, a group takes a row's place.
     """
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
