@@ -21,11 +21,13 @@ from rlflow_tvm.errors import KernelError, RlflowError
 from rlflow_tvm.ir import CALL_IN_PLACE, known_shape
 
 from .adopt import adopted
+from .attention import ATTENTION
 from .choice import Choice, Chooser, Implementation, LegalizeFunc, heuristic_choice
 from .cuda import legalize as cuda
 from .extrema import EXTREMA
 from .half import is_half_sum, sum_in_float32
 from .llvm import implementations as llvm
+from .norms import NORMS
 
 Key = tuple
 
@@ -232,7 +234,7 @@ def _legalize_pass(customize: dict[str, LegalizeFunc]) -> tvm.transform.Pass:
         [
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
-            relax.transform.LegalizeOps({**EXTREMA, **customize}),
+            relax.transform.LegalizeOps({**ATTENTION, **EXTREMA, **NORMS, **customize}),
             relax.transform.AnnotateTIROpPattern(),
         ]
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import tvm
 import tvm_ffi
@@ -23,7 +24,7 @@ class Reduction(CPUScheduleRule):
     """Blocks over the same rows: one parallel loop over the rows, all blocks inside it.
 
     A sum over the contiguous axis becomes vector sums, added up at the end; one over another axis has its
-    contiguous parallel axis in vectors.
+    contiguous parallel axis in vectors. Where rows are reduced in groups, as channels are, a group takes a row's place.
     """
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
@@ -41,11 +42,14 @@ class Reduction(CPUScheduleRule):
         rows = min(shared_rows(sch, blocks), len(sch.get_loops(blocks[-1])))
         column = summed_column(sch, blocks)
         rows = rows if column is None else min(rows, column)
+        width = group_width(sch, blocks, rows) if column is None else None
         work = sum(_volume(sch, block) for block in blocks)
         lanes = vector_lanes(target)
+        partial: list[list[SBlockRV]] = []
         for block in blocks:
-            if "R" in block_kinds(sch, block) and _sums_contiguous(sch, block):
-                split_sum(sch, block, lanes)
+            summed = "R" in block_kinds(sch, block) and _sums_contiguous(sch, block)
+            partial.append(split_sum(sch, block, lanes) if summed else [])
+        each_alone = list(zip(blocks, partial, strict=True))
         blocks = leaf_blocks(sch)
         *others, last = blocks
         threads = num_cores(target) if work > _PARALLEL_WORK else 1
@@ -54,9 +58,15 @@ class Reduction(CPUScheduleRule):
             # sums over another axis than the contiguous one: a task is a few vectors of neighbours
             columns, _ = sch.split(loops[column], [None, min(_CHAINS * lanes, extent(sch, loops[column]))])
             row = fuse_all(sch, [*loops[:rows], columns])
+        elif width is not None:
+            groups, _ = sch.split(loops[rows], [None, width])
+            row = fuse_all(sch, [*loops[:rows], groups])
         elif rows == 0 or (threads > 1 and math.prod(extent(sch, loop) for loop in loops[:rows]) == 1):
-            for block in blocks:
-                schedule_alone(sch, block, target)
+            # all partial sums first: what else is done makes TVM look again at predicates that it then does not prove
+            for block, sums in reversed(each_alone):
+                gather_partial(sch, block, sums)
+            for block, sums in each_alone:
+                schedule_alone(sch, block, target, sums)
             return sch
         else:
             row = fuse_all(sch, loops[:rows])
@@ -94,6 +104,30 @@ def shared_rows(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> int:
     return rows
 
 
+def group_width(sch: s_tir.Schedule, blocks: list[SBlockRV], axis: int) -> int | None:
+    """How many steps of the last block's `axis` are one step of what was reduced by group (of channels, for example);
+    None where some block is neither over these groups nor over their members, or there are no groups.
+    """
+    if min(_leading(block_kinds(sch, block)) for block in blocks) <= axis:
+        return None
+    written = {stmt.writes[0].source for stmt in (sch.get(block) for block in blocks)}
+    widths: set[int] = set()
+    for block in blocks:
+        stmt = sch.get(block)
+        own = stmt.iter_vars[axis]
+        for region in (*stmt.writes, *(region for region in stmt.reads if region.source in written)):
+            index = region.region[axis].min if len(region.region) > axis else None
+            if isinstance(index, tirx.FloorDiv) and index.a.same_as(own.var) and isinstance(index.b, tirx.IntImm):
+                widths.add(int(index.b))
+            elif index is None or not index.same_as(own.var):
+                return None
+    members = int(sch.get(blocks[-1]).iter_vars[axis].dom.extent)
+    if len(widths) != 1 or members % (width := widths.pop()):
+        return None
+    extents = {int(sch.get(block).iter_vars[axis].dom.extent) for block in blocks}
+    return width if extents == {members, members // width} else None
+
+
 def summed_column(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> int | None:
     """The parallel axis along which some sum reads in memory order, None where all sums run along memory."""
     for block in blocks:
@@ -109,23 +143,27 @@ def summed_column(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> int | None:
     return None
 
 
-def split_sum(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> None:
-    """Make a reduction over the contiguous axis one of vectors (`_CHAINS` side by side), and one over their lanes."""
+def split_sum(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> list[SBlockRV]:
+    """Make a reduction over the contiguous axis one of vectors (`_CHAINS` side by side), and one over their lanes.
+
+    The blocks of the partial sums, in order; none where the axis is short.
+    """
     kinds = block_kinds(sch, block)
     loops = own_loops(sch, block)
     summed = fuse_all(sch, [loop for loop, kind in zip(loops, kinds, strict=True) if kind == "R"])
     length = extent(sch, summed)
     if length < 2 * lanes:
-        return
+        return []
     chains = _CHAINS if length >= 2 * _CHAINS * lanes else 1
     axis = len(sch.get(block).writes[0].region)
-    _split_off(sch, summed, axis, chains * lanes)
+    partial = [_split_off(sch, summed, axis, chains * lanes)]
     if chains > 1:
-        _split_off(sch, sch.get_loops(block)[-1], axis, lanes)
+        partial.append(_split_off(sch, sch.get_loops(block)[-1], axis, lanes))
+    return partial
 
 
-def _split_off(sch: s_tir.Schedule, summed: LoopRV, axis: int, width: int) -> None:
-    """Make the reduction over `summed` one into `width` partial sums, and one over those."""
+def _split_off(sch: s_tir.Schedule, summed: LoopRV, axis: int, width: int) -> SBlockRV:
+    """Make the reduction over `summed` one into `width` partial sums, whose block it gives, and one over those."""
     length = extent(sch, summed)
     _, inner = sch.split(summed, [None, width])
     partial = sch.rfactor(inner, axis)
@@ -135,12 +173,32 @@ def _split_off(sch: s_tir.Schedule, summed: LoopRV, axis: int, width: int) -> No
         # the one that the chunks are counted by: axes of one step that were summed with it have stayed
         reduced = next(a.var.name for a in axes if a.iter_type == tirx.IterVar.CommReduce and int(a.dom.extent) > 1)
         sch.annotate(partial, LIMIT_ATTR, [reduced, axes[0].var.name, width, length])
+    return partial
 
 
-def schedule_alone(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> None:
-    """Schedule a block that shares no rows with others, in threads of its own where it is work enough."""
+def gather_partial(sch: s_tir.Schedule, block: SBlockRV, partial: Sequence[SBlockRV]) -> None:
+    """Compute the partial sums of a reduction (none: it has none) where it is, row by row; its rows become one loop."""
+    if not partial:
+        return
+    loops = sch.get_loops(block)
+    rows = loops[: _leading(loop_kinds(sch, block, loops))]
+    row = fuse_all(sch, rows) if rows else sch.add_unit_loop(block)
+    for each in reversed(partial):
+        sch.compute_at(each, row)
+
+
+def schedule_alone(sch: s_tir.Schedule, block: SBlockRV, target: Target, partial: Sequence[SBlockRV] = ()) -> None:
+    """Schedule a block that shares no rows with others, in threads of its own where it is work enough; `partial`: the
+    blocks of its partial sums, which go into its rows."""
     lanes, loops = vector_lanes(target), sch.get_loops(block)
     kinds = loop_kinds(sch, block, loops)
+    if partial:
+        row, work = loops[0], sum(_volume(sch, each) for each in partial)
+        if extent(sch, row) > 1 and num_cores(target) > 1 and work > _PARALLEL_WORK:
+            sch.parallel(row)
+        for each in (*partial, block):
+            schedule_rest(sch, each, sch.get_loops(each)[1:], lanes)
+        return
     outer, behind = loops[: _leading(kinds)], kinds[_leading(kinds) :]
     if outer and num_cores(target) > 1 and _volume(sch, block) > _PARALLEL_WORK:
         if "S" not in behind:  # the last is for vectors
