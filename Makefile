@@ -18,6 +18,8 @@ $(STAMP): setup.cfg pyproject.toml
 demo: $(STAMP)
 	$(BIN)/python scripts/demo.py
 
+# what tests import is compiled once, not by each process that they start
+test: export PYTHONDONTWRITEBYTECODE :=
 # threads that wait sleep: those of two processes would turn on processors that the others need
 test: export OMP_WAIT_POLICY := PASSIVE
 test: export TVM_THREAD_POOL_SPIN_COUNT := 0

@@ -39,6 +39,9 @@ class Reduction(CPUScheduleRule):
             return None
         inline_single_maps(sch, blocks)
         blocks = leaf_blocks(sch)
+        for block in blocks:
+            if not sch.get_loops(block):
+                sch.add_unit_loop(block)  # beside a block without loops `rfactor` fails
         rows = min(shared_rows(sch, blocks), len(sch.get_loops(blocks[-1])))
         column = summed_column(sch, blocks)
         rows = rows if column is None else min(rows, column)
@@ -182,7 +185,7 @@ def gather_partial(sch: s_tir.Schedule, block: SBlockRV, partial: Sequence[SBloc
         return
     loops = sch.get_loops(block)
     rows = loops[: _leading(loop_kinds(sch, block, loops))]
-    row = fuse_all(sch, rows) if rows else sch.add_unit_loop(block)
+    row = fuse_all(sch, rows) if rows else sch.add_unit_loop(loops[0])  # around all that is summed
     for each in reversed(partial):
         sch.compute_at(each, row)
 
@@ -234,7 +237,9 @@ def _is_row_block(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """One store, parallel axes first, the store's indices the parallel axes in order."""
     stmt = sch.get(block)
     kinds, loops = block_kinds(sch, block), sch.get_loops(block)
-    if not loops or "O" in kinds or "RS" in kinds or len(stmt.writes) != 1 or len(stmt.iter_vars) != len(loops):
+    if not loops:  # of a single number
+        return set(kinds) <= {"S"} and len(stmt.writes) == 1 and not len(stmt.writes[0].region)
+    if "O" in kinds or "RS" in kinds or len(stmt.writes) != 1 or len(stmt.iter_vars) != len(loops):
         return False
     spatial = [axis.var for axis, kind in zip(stmt.iter_vars, kinds, strict=True) if kind == "S"]
     region = stmt.writes[0].region
