@@ -33,7 +33,8 @@ def run_command(
     context.set_forkserver_preload(SLOW_TO_IMPORT)
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
-        process = context.Process(target=_become, args=(module, list(arguments), dict(environment), out, err))
+        own = module, list(arguments), dict(environment), processors(), out, err
+        process = context.Process(target=_become, args=own)
         process.start()
         process.join(limit_secs)
         if process.exitcode is None:
@@ -45,7 +46,16 @@ def run_command(
         )
 
 
-def _become(module: str, arguments: list[str], environment: dict[str, str], out: Path, err: Path) -> None:
+def processors() -> set[int] | None:
+    """Those that this process may use; None where the system does not say."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+
+
+def _become(
+    module: str, arguments: list[str], environment: dict[str, str], usable: set[int] | None, out: Path, err: Path
+) -> None:
+    if usable is not None:  # those of the process that is copied may be others
+        os.sched_setaffinity(0, usable)
     for path, descriptor in ((out, 1), (err, 2)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, descriptor)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.command_process import run_command
+from tests.one_processor import one_processor
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_one_processor() -> Iterator[None]:
+    """Commands measure kernels."""
+    with one_processor():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -13,20 +12,16 @@ from pathlib import Path
 import pytest
 from documents import DOCS, Reader, blocks, differences
 
+from tests.one_processor import one_processor
+
 PAGES = ("howto-pipelines.md", "howto-own.md", "explanation.md")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_processor() -> Iterator[None]:
-    """For what the pages start: kernels of several threads wait for processors that the tests beside have, which is
-    not told from slowness, and the search then finds another graph than the page states."""
-    if not hasattr(os, "sched_setaffinity"):
+def on_one_processor() -> Iterator[None]:
+    """What the pages start measures kernels, and finds what the pages state."""
+    with one_processor():
         yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    yield
-    os.sched_setaffinity(0, before)
 
 
 @pytest.fixture(scope="module")
