@@ -36,6 +36,14 @@ def test_a_row_belongs_to_its_segment_alone():
     assert segment_max(rows, counts).tolist() == [[3, -2], [-5, 6], [0, 0]]
 
 
+@pytest.mark.parametrize("lengths", [(1,), (3, 1, 4), (2, 0, 5), (0, 0), (40, 1, 0, 7)], ids=str)
+def test_maxima_are_the_same_with_and_without_gradients(lengths):
+    rows, counts = torch.randn(sum(lengths), 5, generator=torch.Generator().manual_seed(1)), torch.tensor(lengths)
+    with_gradient = segment_max(rows.clone().requires_grad_(), counts)
+    assert with_gradient.requires_grad
+    assert torch.equal(segment_max(rows, counts), with_gradient.detach())
+
+
 def test_one_of_equal_rows_has_the_gradient():
     rows = torch.tensor([[1.0], [2.0], [2.0], [0.0]], requires_grad=True)
     (gradient,) = torch.autograd.grad(segment_max(rows, torch.tensor([3, 0, 1])).sum(), (rows,))
