@@ -66,10 +66,12 @@ def no_pause() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def little_ahead_of_torch_compile() -> Iterator[None]:
-    """For the few small models that torch compiles here it starts no processes and precompiles no headers."""
+    """For the few small models that torch compiles here it starts no processes, precompiles no headers, and takes the
+    compiler to know the processor's vectors, which it would try out for each new folder of what is compiled."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
         patch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+        patch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
         yield
 
 
