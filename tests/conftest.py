@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from rlflow_tvm.cost import bench, timer
+from rlflow_tvm.cost import bench, learned, timer
 from rlflow_tvm.cost.calibration import PATIENCE
 from rlflow_tvm.frontend.net import Net
 
@@ -79,6 +79,13 @@ def little_ahead_of_torch_compile() -> Iterator[None]:
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was measured in an uneasy moment is tried again, as usual."""
     monkeypatch.delenv(PATIENCE)
+
+
+@pytest.fixture
+def quick_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cost models of few and small trees, where it does not matter how well they have learned."""
+    monkeypatch.setattr(learned, "_MEMBERS", 4)
+    monkeypatch.setattr(learned, "_ROUNDS", 40)
 
 
 @pytest.fixture(scope="session")
