@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from rlflow_tvm.cost import bench, timer
+from rlflow_tvm.cost import bench, learned, timer
 from rlflow_tvm.cost.calibration import PATIENCE
 from rlflow_tvm.frontend.net import Net
 
@@ -66,10 +66,12 @@ def no_pause() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def little_ahead_of_torch_compile() -> Iterator[None]:
-    """For the few small models that torch compiles here it starts no processes and precompiles no headers."""
+    """For the few small models that torch compiles here it starts no processes, precompiles no headers, and takes the
+    compiler to know the processor's vectors, which it would try out for each new folder of what is compiled."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
         patch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+        patch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
         yield
 
 
@@ -77,6 +79,13 @@ def little_ahead_of_torch_compile() -> Iterator[None]:
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was measured in an uneasy moment is tried again, as usual."""
     monkeypatch.delenv(PATIENCE)
+
+
+@pytest.fixture
+def quick_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cost models of few and small trees, where it does not matter how well they have learned."""
+    monkeypatch.setattr(learned, "_MEMBERS", 4)
+    monkeypatch.setattr(learned, "_ROUNDS", 40)
 
 
 @pytest.fixture(scope="session")

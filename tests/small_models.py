@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax import op as rx
 
+from rlflow_tvm.cost import link_library, scratch_folder
 from rlflow_tvm.ir import Detached
 
 Shape = tuple[int, ...]
@@ -19,6 +21,15 @@ LANES = 4
 
 TARGET = tvm.target.Target({"kind": "llvm", "num-cores": 2, "opt-level": 0})
 """A CPU for which LLVM optimises nothing: these tests compile much and run little."""
+
+
+def machine_of(mod: tvm.IRModule) -> relax.VirtualMachine:
+    """`mod` compiled for `TARGET` and linked: what is compiled in place LLVM optimises whatever the target says, which
+    takes four times as long."""
+    with scratch_folder() as folder:
+        path = Path(folder) / "small.so"
+        link_library(tvm.compile(mod, TARGET), path)
+        return relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())
 
 
 def module(

@@ -50,6 +50,7 @@ def test_the_same_seed_gives_the_same_kernels(priced):
     assert again == kernels["algebra"]
 
 
+@pytest.mark.usefixtures("quick_fits")
 def test_nothing_of_the_model_left_out_is_learned_from(priced, monkeypatch):
     database, opened, kernels = priced
     monkeypatch.setattr(evaluation, "LEAST_KERNELS", 5)

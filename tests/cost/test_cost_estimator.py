@@ -194,6 +194,7 @@ def test_too_little_to_learn_from_measures(target):
             train_model(timer)
 
 
+@pytest.mark.usefixtures("quick_fits")
 def test_the_model_lies_beside_the_database(folder, target, caplog):
     with KernelDatabase(folder / "k.sqlite") as database, LawTimer(target, database) as timer:
         path = learned_path(database.path, timer.target_key, timer.version)
@@ -210,6 +211,7 @@ def test_the_model_lies_beside_the_database(folder, target, caplog):
         assert LearnedCost.load(path, timer.target_key, timer.version).trained_on == 400
 
 
+@pytest.mark.usefixtures("quick_fits")
 def test_a_model_goes_with_the_times_it_was_learned_from(timer, target):
     """Its database was moved away, and the new one has another reference; or a part of it was dropped."""
     path = learned_path(timer.database.path, timer.target_key, timer.version)
@@ -234,6 +236,7 @@ def test_a_model_goes_with_the_times_it_was_learned_from(timer, target):
         assert not path.exists()
 
 
+@pytest.mark.usefixtures("quick_fits")
 def test_a_model_that_cannot_be_kept_serves_this_process(folder, target, tmp_path, monkeypatch, caplog):
     with KernelDatabase(tmp_path / "k.sqlite") as database, LawTimer(target, database) as timer:
         take(database, folder)

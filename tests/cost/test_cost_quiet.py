@@ -20,6 +20,7 @@ from rlflow_tvm.errors import CostError
 
 PROCESS = """
 import mmap, sys
+sys.modules["torch"] = None  # TVM would import it, for nothing
 from rlflow_tvm.cost.quiet import QuietMachine
 
 # each process says in a byte of its own what it is at: 0 nothing, 1 computing, 2 measuring; 3 that it has finished
@@ -110,7 +111,7 @@ def test_no_measuring_overlaps_with_computing_or_measuring(tmp_path, measurement
 def test_the_dead_hold_nothing(tmp_path):
     path = tmp_path / "lock"
     program = (
-        "import os, sys\nfrom rlflow_tvm.cost.quiet import QuietMachine\n"
+        "import os, sys; sys.modules['torch'] = None\nfrom rlflow_tvm.cost.quiet import QuietMachine\n"
         "quiet = QuietMachine(sys.argv[1])\nquiet.compute()\nos.kill(os.getpid(), 9)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -174,6 +175,7 @@ def test_what_another_process_measured_meanwhile_is_taken_over(target, tmp_path)
 
 MEASURES = """
 import json, sys
+sys.modules["torch"] = None  # TVM would import it, for nothing
 from cost_kernels import SCHEDULE, FakeKernel, add
 from tvm.target import Target
 from rlflow_tvm.cost import quiet

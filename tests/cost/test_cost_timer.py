@@ -299,6 +299,7 @@ def test_negative_launches_are_noise():
 def test_no_worker_is_left_behind(kernel):
     """The parent is killed -9: an idle worker sees the closed connection, a hanging one has its own alarm."""
     script = (
+        "import sys; sys.modules['torch'] = None\n"
         "import tvm\n"
         "from cost_kernels import *\n"
         "from rlflow_tvm.cost import KernelTimer\n"

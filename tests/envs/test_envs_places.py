@@ -145,7 +145,7 @@ def test_what_is_no_site_has_no_place():
 
 def test_keys_are_the_same_in_every_process():
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import sys; sys.path.insert(0, sys.argv[1]); sys.modules['torch'] = None\n"
         "from rlflow_tvm.envs.observation import observe\n"
         "from rlflow_tvm.passes import GraphState, default_rules\n"
         "from small_models import LANES, conv_net\n"

@@ -13,7 +13,7 @@ from rlflow_tvm.frontend.corpus import CorpusGraph, corpus, corpus_module, struc
 from rlflow_tvm.frontend.corpus_models import FAMILIES
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.operations import Operations
-from tests.small_models import TARGET
+from tests.small_models import machine_of
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_gradients_are_those_of_the_loss(family):
     """
     mod = corpus_module(family, True, [1])
     rng = np.random.default_rng(0)
-    machine = relax.VirtualMachine(tvm.compile(mod, TARGET), tvm.cpu())
+    machine = machine_of(mod)
     params, inputs = mod["main"].params, ir.num_inputs(mod["main"])
     values = [_drawn(param, rng) for param in params]
 

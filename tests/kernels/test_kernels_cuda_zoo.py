@@ -81,5 +81,6 @@ def test_every_kernel_compiles(arch: str, kernels: dict[str, list[tirx.PrimFunc]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         running = [pool.submit(compile_batch, i, cuda_source(batch, TARGETS[arch])) for i, batch in enumerate(batches)]
         shared = [found for each in running for found in each.result()]
-    assert max(shared, default=0) <= STATIC_SHARED_BYTES
+    assert shared  # the report tells of them: tiles lie there
+    assert max(shared) <= STATIC_SHARED_BYTES
     print(f"{arch}: {len(scheduled)} kernels in {len(batches)} files")

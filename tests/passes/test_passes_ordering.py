@@ -26,7 +26,7 @@ from rlflow_tvm.passes.operations import Operations
 from rlflow_tvm.passes.ordering import CLEANING_ORDER, PASSES, OrderedPasses, apply_pass
 from rlflow_tvm.reporting.drawing import part
 from rlflow_tvm.verify import flatten, range_error
-from tests.small_models import LANES, TARGET, bound, conv_chain, module, wasteful
+from tests.small_models import LANES, TARGET, bound, conv_chain, machine_of, module, wasteful
 
 
 def count(mod: tvm.IRModule) -> int:
@@ -34,8 +34,7 @@ def count(mod: tvm.IRModule) -> int:
 
 
 def outputs(mod: tvm.IRModule, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    machine = relax.VirtualMachine(tvm.compile(mod, TARGET), tvm.cpu())
-    return [t.numpy() for t in flatten(machine["main"](*map(tvm.runtime.tensor, arrays)))]
+    return [t.numpy() for t in flatten(machine_of(mod)["main"](*map(tvm.runtime.tensor, arrays)))]
 
 
 def test_counts_are_of_what_is_done_at_run_time():

@@ -22,6 +22,7 @@ from rlflow_tvm.search import random_action
 
 REPLAY = """
 import sys
+sys.modules["torch"] = None  # TVM would import it, for nothing
 import tvm
 from rlflow_tvm.passes import Plan
 from rlflow_tvm.replay import replay

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,8 +33,14 @@ BY_NAME = {rule.name: rule for rule in CATALOGUE}
 
 
 @pytest.fixture(scope="module")
-def found():
-    return find_rules(OPERATORS, 2)
+def kept(tmp_path_factory):
+    """The journal of the search whose rules are `found`."""
+    return tmp_path_factory.mktemp("synthesis") / "journal"
+
+
+@pytest.fixture(scope="module")
+def found(kept):
+    return find_rules(OPERATORS, 2, journal=kept)
 
 
 def test_hand_written_rules_are_found_again(found):
@@ -66,13 +73,12 @@ def told(found) -> list[dict]:
     return [one.to_json() for one in found[0]]
 
 
-def test_the_number_of_processes_changes_nothing(found):
+def test_neither_a_journal_nor_the_number_of_processes_changes_anything(found):
     assert told(find_rules(OPERATORS, 2, jobs=2)) == told(found)
 
 
-def test_a_stopped_search_goes_on(found, tmp_path):
-    journal = tmp_path / "journal"
-    assert told(find_rules(OPERATORS, 2, journal=journal)) == told(found)
+def test_a_stopped_search_goes_on(found, kept, tmp_path):
+    journal = shutil.copy(kept, tmp_path / "journal")
     lines = journal.read_text().splitlines(keepends=True)
     cut = "".join(lines[: len(lines) // 2]) + lines[len(lines) // 2][:20]
     journal.write_text(cut)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
+from functools import cache
 
 import numpy as np
 import pytest
@@ -24,12 +26,23 @@ from rlflow_tvm.search.settled import beginnings, exhausted
 from rlflow_tvm.verify import Comparison
 
 
+@pytest.fixture(scope="module")
+def settled() -> Iterator[Callable[[str], GraphState]]:
+    """A model by name, in which the family of layouts is settled."""
+
+    @cache
+    def of(model: str) -> GraphState:
+        mod = MODELS[model]() if model in MODELS else from_onnx(light_files()[model])
+        return exhausted(GraphState.from_module(mod, default_rules(LANES)), TERMINATING_FAMILIES["layout"])
+
+    yield of
+    of.cache_clear()
+
+
 @pytest.mark.parametrize("model", ["conv_chain", "conv_net", "light_squeezenet", "light_inception_v2"])
-def test_exhausted_family_has_no_sites_left(model):
-    mod = MODELS[model]() if model in MODELS else from_onnx(light_files()[model])
-    start = GraphState.from_module(mod, default_rules(LANES))
+def test_exhausted_family_has_no_sites_left(model, settled):
     family = TERMINATING_FAMILIES["layout"]
-    state = exhausted(start, family)
+    state = settled(model)
     assert len(state.actions) > 0
     assert not any(state.sites[rule] for rule in family.rules)
     assert exhausted(state, family).structural_hash == state.structural_hash
@@ -58,7 +71,7 @@ def test_convolutions_by_groups_are_blocked_among_others(width, groups):
 
 
 @pytest.mark.parametrize("model", ["light_bvlc_alexnet", "light_densenet121", "light_shufflenet"])
-def test_no_convolution_stays_plain_that_tvms_own_pass_blocks(model):
+def test_no_convolution_stays_plain_that_tvms_own_pass_blocks(model, settled):
     """Whatever that can do to layouts is a beginning of ours."""
     mod = from_onnx(light_files()[model])
 
@@ -66,9 +79,8 @@ def test_no_convolution_stays_plain_that_tvms_own_pass_blocks(model):
         attrs = [node.value.attrs for node in state.graph.nodes if node.op == "relax.nn.conv2d"]
         return sum(each.data_layout != "NCHW" != each.out_layout for each in attrs)
 
-    settled = exhausted(GraphState.from_module(mod, default_rules(LANES)), TERMINATING_FAMILIES["layout"])
     converted = GraphState.from_module(converted_layout(mod, LANES), default_rules(LANES))
-    assert blocked(settled) >= blocked(converted) > 0
+    assert blocked(settled(model)) >= blocked(converted) > 0
 
 
 def classifier(tokens: int = 7, width: int = 8, heads: int = 2, blocks: int = 2) -> tvm.IRModule:
@@ -155,11 +167,9 @@ def test_where_nothing_would_be_spared_a_take_stays(body, index, rule):
 
 
 @pytest.mark.parametrize("model", ["light_squeezenet", "light_resnet50", "light_inception_v2", "light_densenet121"])
-def test_no_image_of_a_settled_network_is_unpacked(model):
+def test_no_image_of_a_settled_network_is_unpacked(model, settled):
     """Neither before the mean over the plane, in whatever way its axes are written, nor before a scale by channel."""
-    start = GraphState.from_module(from_onnx(light_files()[model]), default_rules(LANES))
-    state = exhausted(start, TERMINATING_FAMILIES["layout"])
-    moved = [node for node in state.graph.nodes if node.op == "relax.layout_transform"]
+    moved = [node for node in settled(model).graph.nodes if node.op == "relax.layout_transform"]
     assert moved
     assert not [node.value for node in moved if len(node.var.ty.shape.values) == 4]
 
