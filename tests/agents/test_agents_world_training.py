@@ -20,6 +20,7 @@ from rlflow_tvm.agents.pool import Workers
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.savings import worth
 from rlflow_tvm.agents.world import real as real_episodes
+from rlflow_tvm.agents.world.act import WorldAgent
 from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.learning import Learner, SitesLearner
 from rlflow_tvm.agents.world.real import JUDGED, RealEpisodes
@@ -311,6 +312,23 @@ def test_controllers_are_compared_by_savings_on_models_that_both_were_judged_on(
     assert second is not first
     assert best_after({}) is second
     assert best_after({"a": 10.5, "b": 1.0}) is not second
+
+
+def test_in_use_m_foresees_by_what_was_known_before_the_episode(env, short):
+    """As it learnt to; the controller is told what the episode's own steps saved, as it was."""
+    agent = load_agent(short / "agent.safetensors")
+    assert isinstance(agent, WorldAgent)
+    observation, _ = env.reset(seed=3)
+    agent.begin()
+    kept = agent.policy.compact(observation)
+    place = np.argwhere(observation["location_mask"])[0]
+    (before,) = agent.policy._see([kept])
+    agent.tried([observation], [place], [-50.0])
+    np.testing.assert_array_equal(agent.policy.compact(observation).site_known, kept.site_known)
+    (after,) = agent.policy._see([kept])
+    assert (after.site_known != before.site_known).any()
+    agent.begin()
+    assert (agent.policy.compact(observation).site_known != kept.site_known).any()
 
 
 def test_of_several_models_controllers_are_judged_on_each_in_turn(tmp_path):

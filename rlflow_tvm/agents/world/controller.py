@@ -190,11 +190,13 @@ class SeeingPolicy:
         self.controller, self.places, self.informed_share = controller, places, informed_share
         self._eyes = eyes
         self._outlook: Outlook | None = None
+        self._before = places.copy()
 
     def begin(self, number: int = 1) -> None:
         """A new episode, or several to be acted in by `draw` alone; the controller is told what is known of places, if
         it ever was."""
         self._eyes.begin(number)
+        self._before = self.places.copy()  # M has learnt to foresee by what was known before an episode
         self._outlook = Outlook(self.places, False) if self.informed_share == 0.0 else None
 
     def begin_episode(self, rng: np.random.Generator, opening: Opening = PLAIN) -> None:
@@ -215,8 +217,8 @@ class SeeingPolicy:
             self._outlook.tried(observation.site_places[site], saved)
 
     def compact(self, observation: Mapping[str, Any]) -> CompactObservation:
-        """See `observation.compact`."""
-        return compact(observation, self._eyes.sizes, self.places.known)
+        """See `observation.compact`; with what was known of places before the episode."""
+        return compact(observation, self._eyes.sizes, self._before.known)
 
     def choose(self, observation: CompactObservation, rng: np.random.Generator | None) -> tuple[int, float, float]:
         """See `SitePolicy.choose`; the action is taken to be done."""
@@ -241,5 +243,6 @@ class SeeingPolicy:
         return self.controller.value(self._see([observation])[0])
 
     def _see(self, kept: Sequence[CompactObservation], episodes: Sequence[int] = (0,)) -> list[LatentObservation]:
-        told = [each.site_known if self._outlook is None else self._outlook.told(each.site_places) for each in kept]
+        known = self.places.known if self._outlook is None else self._outlook.told
+        told = [known(each.site_places) for each in kept]
         return self._eyes.see(kept, told, episodes)
