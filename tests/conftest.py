@@ -10,10 +10,11 @@ from pathlib import Path
 import onnx
 import pytest
 
-from rlflow_tvm.cost import bench, learned, timer
+from rlflow_tvm.cost import bench, end_to_end, learned, timer
 from rlflow_tvm.cost.calibration import PATIENCE
 from rlflow_tvm.frontend.net import Net
 
+USUAL_BURST_SECS = end_to_end._BURST_SECS
 _YOUNG = 20_000
 """Objects that are made before garbage is looked for among them."""
 
@@ -62,6 +63,20 @@ def no_pause() -> Iterator[None]:
         for module in (bench, timer):
             patch.setattr(module, "_PAUSE_SECS", 0.0)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_bursts() -> Iterator[None]:
+    """What is stated of whole modules' times is stated of any: they are run for a tenth as long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(end_to_end, "_BURST_SECS", USUAL_BURST_SECS / 10)
+        yield
+
+
+@pytest.fixture
+def usual_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole modules are run for as long as for users."""
+    monkeypatch.setattr(end_to_end, "_BURST_SECS", USUAL_BURST_SECS)
 
 
 @pytest.fixture(scope="session", autouse=True)

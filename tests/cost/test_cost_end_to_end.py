@@ -171,6 +171,7 @@ def test_torch_candidate(tmp_path):
     np.testing.assert_array_equal(total, X + Y)
 
 
+@pytest.mark.usefixtures("usual_bursts")
 @pytest.mark.parametrize("kind", ["tvm", "onnx", "torch"])
 @pytest.mark.parametrize(
     ("first", "second", "bursts"),
