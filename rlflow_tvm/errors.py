@@ -46,5 +46,13 @@ class AgentError(RlflowError):
     """A checkpoint or training configuration is unusable."""
 
 
+class Ended(SystemExit):
+    """The process is to end, with this exit code, as a signal asked for; a class of its own, that leaves what TVM calls
+    back as what it was."""
+
+    def __init__(self, code: int | str) -> None:
+        super().__init__(int(code))
+
+
 class ReportError(RlflowError):
     """A report cannot be made of what is there (no run folder, a damaged log, a missing model)."""

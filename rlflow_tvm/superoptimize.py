@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -30,7 +29,7 @@ from rlflow_tvm.cost import (
     scratch_folder,
 )
 from rlflow_tvm.envs import ENVIRONMENTS, RewriteProblem
-from rlflow_tvm.errors import AgentError, CostError, PlanError, RewriteError, RlflowError, UsageError
+from rlflow_tvm.errors import AgentError, CostError, Ended, PlanError, RewriteError, RlflowError, UsageError
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.ir import main_of
 from rlflow_tvm.kernels import as_target, current_target, extract_kernels, num_cores, pipeline, vector_lanes
@@ -87,17 +86,28 @@ def optimize(
 @contextmanager
 def unchecked_kept(write: Callable[[Plan], Path | None]) -> Iterator[Callable[[Plan], None]]:
     """What `optimize` is to tell of plans: where it is ended, by a signal too, before their outputs are
-    compared, `write` is given the last one, and says where it is, if anywhere."""
+    compared, `write` is given the last one, and says where it is, if anywhere. Until they are compared it lies beside
+    the database too: what computes them may end the process without a word."""
     told: list[Plan] = []
+    aside: Path | None = None
+
+    def on_plan(plan: Plan) -> None:
+        nonlocal aside
+        told.append(plan)
+        aside = keep_plan(plan, "unchecked")
+
     try:
         with _ended_in_order():
-            yield told.append
+            yield on_plan
     except RewriteError:  # its outputs were compared, and differ
         raise
     except BaseException:
         if told and (place := write(told[-1])) is not None:
             log.warning("outputs were not compared: the plan written to %s is unchecked", place)
         raise
+    finally:
+        if aside is not None:
+            aside.unlink(missing_ok=True)
 
 
 def keep_plan(plan: Plan, name: str = "last") -> Path | None:
@@ -208,10 +218,11 @@ def _stopped_by_ctrl_c(problem: RewriteProblem) -> Iterator[None]:
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """SIGTERM, and SIGHUP where it is not ignored, end what is inside as `sys.exit` does, of the main thread."""
+    """SIGTERM, and SIGHUP where it is not ignored, end what is inside, of the main thread, in order; the exit code is
+    that of a process that they end."""
 
     def end(number: int, _frame: Any) -> None:
-        sys.exit(128 + number)
+        raise Ended(128 + number)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     ours = [number for number, handler in before.items() if handler == signal.SIG_DFL]

@@ -125,7 +125,10 @@ def _runs(calls: Sequence[Call], pace: Callable[[], float]) -> list[_Run]:
 
 
 def stretched(wall_secs: float, had_secs: float) -> float:
-    """How many times as long something took as this thread had a processor; 1 if reading clocks took the rest."""
+    """How many times as long something took as this thread had a processor; 1 if reading clocks took the rest, or its
+    clock is too coarse to tell."""
+    if had_secs <= 0.0:
+        return 1.0
     return max((wall_secs - _CLOCKS_SECS) / had_secs, 1.0)
 
 

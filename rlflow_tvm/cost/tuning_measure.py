@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import tvm
-import tvm_ffi
 from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, PyBuilder
 from tvm.s_tir.meta_schedule.runner import PyRunner, PyRunnerFuture, RunnerInput, RunnerResult
@@ -13,8 +12,6 @@ from tvm.s_tir.meta_schedule.runner import PyRunner, PyRunnerFuture, RunnerInput
 from rlflow_tvm.cost.measurement import Measurement
 from rlflow_tvm.cost.timer import KernelTimer
 from rlflow_tvm.kernels.tuned import marked
-
-tvm_ffi.register_error(KeyboardInterrupt)  # it leaves a callback of MetaSchedule's, in C++, as what it was
 
 LIMIT_SECS = 10.0
 """For one candidate, built and run: many a random schedule is a thousand times slower than a good one."""

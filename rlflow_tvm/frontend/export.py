@@ -13,7 +13,7 @@ from tvm import relax
 import rlflow_tvm
 from rlflow_tvm import ir
 from rlflow_tvm.dataflow import all_bindings
-from rlflow_tvm.errors import FrontendError
+from rlflow_tvm.errors import FrontendError, RewriteError
 from rlflow_tvm.frontend.clean import prune
 from rlflow_tvm.frontend.export_blocked import export_unblocked
 from rlflow_tvm.frontend.export_elementwise import ELEMENTWISE, Exporter
@@ -117,6 +117,11 @@ def _value(writer: Writer, binding: relax.Binding, values: Mapping[relax.Var, An
     if call.op.name not in EXPORTERS:
         called = f" of {call.args[0].name_hint}" if isinstance(call.args[0], tvm.ir.GlobalVar) else ""
         raise writer.refusal(f"there is no exporter for {operator}{called}: write it with other operators")
+    if any(map(tvm.ir.is_prim_expr, call.args)):
+        try:
+            call = relax.BlockBuilder().normalize(ir.of_tensors(call))
+        except RewriteError as error:
+            raise writer.refusal(str(error)) from error
     args = [_argument(writer, arg, values) for arg in call.args]
     writer.at = f"{binding.var.name}.{operator}"
     export = EXPORTERS[call.op.name]

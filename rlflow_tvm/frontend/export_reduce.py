@@ -173,8 +173,9 @@ def _batch_norm(w: Writer, call: relax.Call, args: list[Any]) -> tuple[str, str,
 
 
 def _topk(w: Writer, call: relax.Call, args: list[Any]) -> Any:
-    number = w.ints([int(call.attrs.k)])
-    attrs = {"axis": int(call.attrs.axis), "largest": int(call.attrs.largest)}
+    k, axis = int(call.attrs.k), int(call.attrs.axis)
+    number = w.ints([k if k >= 1 else shape_of(call.args[0])[axis]])  # of less than one all
+    attrs = {"axis": axis, "largest": int(call.attrs.largest)}
     values, places = w.node_of("TopK", [args[0], number], 2, **attrs)
     places = places if str(call.attrs.dtype) == "int64" else w.cast(places, str(call.attrs.dtype))
     return {"both": (values, places), "values": values, "indices": places}[str(call.attrs.ret_type)]

@@ -143,8 +143,11 @@ def _one_hot(w: Writer, call: relax.Call, args: list[Any]) -> str:
     rank, dtype = len(shape_of(call)), dtype_of(call.args[0])
     (axis,) = axes_of(call.attrs.axis, rank)
     depth = int(call.attrs.depth)
-    places = np.arange(depth).astype(dtype).reshape([depth if i == axis else 1 for i in range(rank)])
-    here = w.node("Equal", w.node("Unsqueeze", args[0], w.ints([axis])), w.constant(places))
+    wide = np.iinfo(dtype).max < depth  # narrow integers do not hold all positions
+    shape = [depth if i == axis else 1 for i in range(rank)]
+    places = np.arange(depth).astype("int64" if wide else dtype).reshape(shape)
+    index = w.cast(args[0], "int64") if wide else args[0]
+    here = w.node("Equal", w.node("Unsqueeze", index, w.ints([axis])), w.constant(places))
     return w.node("Where", here, *(w.number(number.value, dtype_of(call)) for number in call.args[1:3]))
 
 

@@ -13,7 +13,10 @@ from tvm import relax
 from rlflow_tvm import ir
 from rlflow_tvm.errors import FrontendError
 
-_PASSES_ON = frozenset({"relax.astype", "relax.reshape", "relax.expand_dims", "relax.squeeze"})
+_PASSES_ON = frozenset(
+    f"relax.{name}" for name in ("astype", "reshape", "expand_dims", "squeeze", "broadcast_to", "permute_dims")
+)
+_DIVISIONS = frozenset(f"relax.{name}" for name in ("divide", "floor_divide", "mod", "floor_mod"))
 
 
 @dataclass(frozen=True)
@@ -22,15 +25,17 @@ class _Spec:
     dtype: np.dtype
     bound: int | None = None
     """Integers are drawn from 0 to bound - 1."""
+    divides: bool = False
+    """Integers are no zeros: a process that divides one by zero is ended."""
 
 
 def random_inputs(mod: tvm.IRModule, seed: int) -> dict[str, np.ndarray]:
     """One array for each input of a module (bound or detached) with static input shapes.
 
     Floats are standard normal. Integers that index a table (`take`) are drawn below its extent, others of 8 bits, as
-    images are, from all that there are; other integers and booleans are drawn from {0, 1}; with "mask" in the input's
-    name they are ones, and zeros in the last quarter of the last axis: of ones alone nobody would see that a mask is
-    lost.
+    images are, from all that there are; those that something is divided by are ones and twos; other integers and
+    booleans are drawn from {0, 1}; with "mask" in the input's name they are ones, and zeros in the last quarter of the
+    last axis: of ones alone nobody would see that a mask is lost.
 
     Raises:
         FrontendError: an input has a dynamic shape or a type that is neither number nor boolean.
@@ -44,6 +49,8 @@ def _draw(rng: np.random.Generator, name: str, spec: _Spec) -> np.ndarray:
         return np.asarray(rng.standard_normal(spec.shape)).astype(spec.dtype)
     if spec.dtype.kind not in "iub":
         raise FrontendError(f"input {name!r} has the type {spec.dtype}: only numbers and booleans can be drawn")
+    if spec.divides and spec.dtype.kind in "iu":
+        return np.asarray(rng.integers(1, max(2, min(3, spec.bound or 3)), spec.shape)).astype(spec.dtype)
     if spec.bound is None and "mask" in name.lower():
         if not spec.shape:
             return np.ones((), spec.dtype)
@@ -59,6 +66,7 @@ def _specs(mod: tvm.IRModule) -> dict[str, _Spec]:
     inputs = func.params[: ir.num_inputs(func)]
     origin = {p: p.name for p in inputs}
     bounds: dict[str, int] = {}
+    divisors: set[str] = set()
     for binding in ir.single_block(func):
         call = binding.value
         if not isinstance(call, relax.Call) or not isinstance(call.op, tvm.ir.Op):
@@ -67,13 +75,16 @@ def _specs(mod: tvm.IRModule) -> dict[str, _Spec]:
             data = call.args[0].ty.shape.values
             axis = 0 if call.attrs.axis is None else int(call.attrs.axis)
             _tighten(bounds, origin[call.args[1]], int(data[axis]))
+        elif call.op.name in _DIVISIONS and call.args[1] in origin:
+            divisors.add(origin[call.args[1]])
         elif call.op.name in _PASSES_ON and call.args[0] in origin:
             origin[binding.var] = origin[call.args[0]]
     specs = {}
     for p in inputs:
         if not isinstance(p.ty.shape, relax.ShapeExpr) or not all(isinstance(d, tvm.tirx.IntImm) for d in p.ty.shape):
             raise FrontendError(f"input {p.name!r} has a dynamic shape: import the model with shapes={{...}}")
-        specs[p.name] = _Spec(tuple(int(d) for d in p.ty.shape), numpy_dtype(str(p.ty.dtype)), bounds.get(p.name))
+        shape, dtype = tuple(int(d) for d in p.ty.shape), numpy_dtype(str(p.ty.dtype))
+        specs[p.name] = _Spec(shape, dtype, bounds.get(p.name), p.name in divisors)
     return specs
 
 

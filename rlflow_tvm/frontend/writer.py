@@ -44,6 +44,8 @@ class Writer:
 
     def node_of(self, op: str, inputs: Sequence[str], outputs: int, **attributes: Any) -> tuple[str, ...]:
         """A node of several outputs."""
+        if not all(isinstance(name, str) for name in inputs):
+            raise self.refusal("it takes a bare number where only a tensor can be exported: write that as a constant")
         stem = f"{self.at}.{op}"
         names = tuple(self.fresh(stem if outputs == 1 else f"{stem}.{i}") for i in range(outputs))
         given = {name: value for name, value in attributes.items() if value is not None}

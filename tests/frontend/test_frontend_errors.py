@@ -239,6 +239,19 @@ def test_inputs_that_cannot_be_drawn() -> None:
     assert "'image' has a dynamic shape" in message(lambda: random_inputs(builder.finalize(), 0))
 
 
+def test_divisors_are_drawn_without_zeros(make_model) -> None:
+    """A process that divides an integer by zero is ended."""
+    model = make_model(
+        [node("Unsqueeze", ["by", "first"], ["b"]), node("Div", ["a", "b"], ["q"]), node("Mod", ["a", "b"], ["r"])],
+        {"a": (4, 64), "by": (64,)}, ["q", "r"], {"first": np.array([0])},
+    )  # fmt: skip
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.INT32
+    drawn = random_inputs(from_onnx(model), 0)
+    assert set(drawn["by"].tolist()) == {1, 2}
+    assert set(drawn["a"].ravel().tolist()) == {0, 1}
+
+
 def test_shapes_for_several_models(relu: onnx.ModelProto, make_model, tmp_path: Path) -> None:
     onnx.save(relu, tmp_path / "a.onnx")
     onnx.save(make_model([node("Relu", ["text"], ["y"])], {"text": ("n", 8)}, ["y"]), tmp_path / "b.onnx")

@@ -201,14 +201,34 @@ def test_the_plan_of_wrong_outputs_is_kept_for_the_report(
     assert not written
 
 
+def test_a_plan_lies_beside_the_database_while_its_outputs_are_compared(found: SearchResult) -> None:
+    """What compares them may end the process without a word."""
+    place = default_path().with_name(f"unchecked.{found.plan.start_hash:016x}.plan.json")
+    with superoptimize.unchecked_kept(lambda _: None) as on_plan:
+        assert not place.exists()
+        on_plan(found.plan)
+        assert Plan.load(place) == found.plan
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("called_back", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_a_signal_that_ends_a_search_loses_nothing(number: signal.Signals, found: SearchResult) -> None:
-    """As `timeout`, a container's end or a closed terminal sends it."""
+def test_a_signal_that_ends_a_search_loses_nothing(
+    number: signal.Signals, called_back: bool, found: SearchResult, mod: tvm.IRModule
+) -> None:
+    """As `timeout`, a container's end or a closed terminal sends it; also in what TVM's C++ calls."""
     written: list[Plan] = []
+
+    @tvm.transform.module_pass(opt_level=0)
+    def killed(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        os.kill(os.getpid(), number)
+        return mod
 
     def search() -> None:
         with superoptimize.unchecked_kept(written.append) as on_plan:
             on_plan(found.plan)
+            if called_back:
+                killed(mod)
             os.kill(os.getpid(), number)
 
     before = signal.signal(number, signal.SIG_DFL)  # the tests themselves may be run by `nohup`
