@@ -15,11 +15,13 @@ from rlflow_tvm.frontend.fold import fold_constants, infer_types
 from rlflow_tvm.frontend.functions import inline_operators
 from rlflow_tvm.frontend.graph import Graph, attributes, inputs_of, rename_inputs, spell_out_defaults, split
 from rlflow_tvm.frontend.load import one_line
-from rlflow_tvm.frontend.opset import OLDEST_OPSET, convert
+from rlflow_tvm.frontend.opset import OLDEST_OPSET, convert, spell_out_rounding
 from rlflow_tvm.frontend.padding import resolve_padding
 
 Shapes = Mapping[str, tuple[int, ...]]
 
+_MAY_BE_EMPTY = frozenset({"activation_alpha", "activation_beta", "activations"})
+"""Of recurrent layers: as if left out."""
 _MOST_EXTENT = 2**63 - 1  # of a dimension in an ONNX file, and in TVM
 
 
@@ -42,13 +44,17 @@ def clean(model: onnx.ModelProto, label: str, shapes: Shapes | None = None) -> G
         raise FrontendError(f"{label}: sparse weights are not supported: store them as dense tensors")
     claim_operators(graph)
     _check(graph)
+    _drop_empty(graph)
     for node in graph.model.graph.node:
         if node.op_type == "MeanVarianceNormalization" and not node.domain:  # its shape is inferred by its definition
             spell_out_defaults(node, graph.opset)
-    if graph.opset < OLDEST_OPSET:
+    old = graph.opset < OLDEST_OPSET
+    if old:
         convert(graph)
     _set_shapes(graph, shapes or {})
     fold_constants(graph)
+    if old:
+        spell_out_rounding(graph)
     while inline_operators(graph):
         fold_constants(graph)
     remove_identities(graph)
@@ -63,7 +69,7 @@ def clean(model: onnx.ModelProto, label: str, shapes: Shapes | None = None) -> G
 def _inline(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     try:
         return inliner.inline_local_functions(model)
-    except (ValueError, RuntimeError, EncodeError) as error:
+    except (ValueError, RuntimeError, EncodeError, onnx.checker.ValidationError) as error:
         raise FrontendError(
             f"{label}: its local functions cannot be inlined ({one_line(error)}): export the model without functions"
         ) from error
@@ -80,6 +86,16 @@ def _check(graph: Graph) -> None:
         raise FrontendError(
             f"{graph.label}: not a valid ONNX model ({one_line(error)}): export the model again"
         ) from error
+
+
+def _drop_empty(graph: Graph) -> None:
+    """Leave out lists without elements where that says the same: TVM's importer does not read them."""
+    for node in graph.nodes:
+        names = _MAY_BE_EMPTY | ({"axes"} if node.op_type.startswith("Reduce") else set())
+        kept = [a for a in node.attribute if a.name not in names or a.ints or a.floats or a.strings]
+        if len(kept) < len(node.attribute):
+            del node.attribute[:]
+            node.attribute.extend(kept)
 
 
 def _set_shapes(graph: Graph, shapes: Shapes) -> None:

@@ -54,6 +54,11 @@ def _iterations(graph: Graph, node: onnx.NodeProto) -> _Spliced | None:
         )
     if count is None or (condition is None and node.input[1]):
         return None
+    if any(each is not None and each.size != 1 for each in (count, condition)):
+        raise FrontendError(
+            f"{graph.label}: node {node.name!r} (Loop) takes several numbers for one: the model is damaged, export it "
+            "again"
+        )
     times = max(int(count.item()), 0) if condition is None or condition.item() else 0
     rows: list[list[str]] = [[] for _ in body.output[1 + len(state) :]]
     if (rows and not times) or (times and not _goes_on(graph, body)):

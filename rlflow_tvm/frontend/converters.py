@@ -17,9 +17,11 @@ import numpy as np
 import onnx
 import tvm
 from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
 
 from rlflow_tvm.frontend.einsum import convert_einsum
 from rlflow_tvm.frontend.halves import HALVES
+from rlflow_tvm.frontend.hyperbolic import cosh, sinh
 from rlflow_tvm.frontend.norms import NORMS
 from rlflow_tvm.frontend.recurrent import RECURRENT
 from rlflow_tvm.frontend.reductions import REDUCTIONS
@@ -156,6 +158,15 @@ def _to_int32(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) 
     return relax.op.astype(x, "int32")
 
 
+def _quantize(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    """Of halves to 16 bits, which halves do not hold, by way of float32."""
+    x, scale, zero = (*inputs, None)[:3]
+    if zero is None or dtype_of(x) not in ("float16", "bfloat16") or not dtype_of(zero).endswith("int16"):
+        return None
+    wide = [bb.normalize(_cast(each, "float32")) for each in (x, scale)]
+    return onnx_frontend.QuantizeLinear.get_converter(opset)(bb, [*wide, zero], attrs, [{}, {}])
+
+
 def _equal(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
     """Of booleans, which LLVM would compare as floats."""
     if any(isinstance(x, relax.ShapeExpr) or dtype_of(x) != "bool" for x in inputs[:2]):
@@ -180,23 +191,6 @@ def _prelu(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> 
     if len(slope) > len(data) or any(s not in (1, d) for s, d in zip(slope[::-1], data[::-1], strict=False)):
         raise ValueError(f"its slope of shape {slope} cannot be broadcast to {data}")
     return None
-
-
-def _cosh(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
-    """cosh(x) = (exp(x) + exp(-x)) / 2: LLVM has no such intrinsic."""
-    x = inputs[0]
-    total = relax.op.add(relax.op.exp(x), relax.op.exp(relax.op.negative(x)))
-    return relax.op.multiply(total, relax.const(0.5, dtype_of(x)))
-
-
-def _sinh(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
-    """sinh(x) = (exp(x) - exp(-x)) / 2, near 0, where that cancels, 2 t / (1 - t^2) with t = tanh(x / 2)."""
-    x = inputs[0]
-    one, two, half = (relax.const(value, dtype_of(x)) for value in (1.0, 2.0, 0.5))
-    t = bb.normalize(relax.op.tanh(relax.op.multiply(x, half)))
-    near = relax.op.divide(relax.op.multiply(two, t), relax.op.subtract(one, relax.op.multiply(t, t)))
-    far = relax.op.multiply(relax.op.subtract(relax.op.exp(x), relax.op.exp(relax.op.negative(x))), half)
-    return relax.op.where(relax.op.less(relax.op.abs(x), one), near, far)
 
 
 def _elu(
@@ -342,7 +336,7 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     **RECURRENT,
     "Cast": _to_int32,
     "Clip": _clip,
-    "Cosh": _cosh,
+    "Cosh": cosh,
     "CumSum": _cumsum,
     "DynamicQuantizeLinear": _dynamic_quantize,
     "Einsum": convert_einsum,
@@ -363,9 +357,10 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     "Resize": check_resize,
     "ReverseSequence": _reverse_sequence,
     "RoiAlign": _roi_align,
+    "QuantizeLinear": _quantize,
     "ScatterElements": _scatter_elements,
     "Selu": functools.partial(_elu, 1.67326319217681884765625, 1.05070102214813232421875),
-    "Sinh": _sinh,
+    "Sinh": sinh,
     "Split": _split,
     "Sum": functools.partial(_pairwise, relax.op.add),
     "ThresholdedRelu": _thresholded_relu,

@@ -193,6 +193,8 @@ def _is_misread(graph: Graph, node: onnx.NodeProto) -> bool:
         return (
             x is not None and scale is not None and np.abs(x).max(initial=0.0) >= 2.0**31 * float(np.abs(scale).min())
         )
+    if node.op_type == "Resize":  # divides by the scale in 64 bits: of the nearest, the one beside it
+        return attributes(node).get("mode", b"nearest") == b"nearest"
     if node.op_type == "Pad":
         return len(given) > 1 and given[1] is not None and bool((given[1] < 0).any())
     return graph.opset < _MISREAD.get(node.op_type, 0)

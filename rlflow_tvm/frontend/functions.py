@@ -53,7 +53,7 @@ def inline_operators(graph: Graph) -> bool:
         left = [operator for operator in there if operator in _inlined(inlined)]
         if left:
             raise ValueError(f"operator set {graph.opset} does not define {left[0]} by others")
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, onnx.checker.ValidationError) as error:
         raise FrontendError(
             f"{graph.label}: {', '.join(there)} cannot be inlined ({one_line(error)}): export the model with simpler "
             "operators"

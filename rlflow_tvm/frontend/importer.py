@@ -45,6 +45,7 @@ _REFUSED = frozenset(
     }
 )
 """What TVM's importer takes, and gives other results for than the standard says."""
+_PACKED = frozenset({"int2", "int4", "uint2", "uint4", "float4_e2m1fn"})
 _ONE_OUTPUT = frozenset({"LayerNormalization", "MaxPool", "RMSNormalization"})
 """Operators whose other outputs TVM's importer leaves out, or fills with zeros."""
 
@@ -158,10 +159,10 @@ def import_graph(graph: Graph) -> tvm.IRModule:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             mod = importer.from_onnx(skeleton.graph, graph.opset)
+        func = mod["main"]
+        weights = {p: tvm.runtime.tensor(np.ascontiguousarray(aside[p.name])) for p in func.params[count:]}
     except (ValueError, AssertionError) as error:  # outputs that are not tensors, a missing output of an operator
         raise FrontendError(f"{graph.label}: TVM cannot import it ({one_line(error)})") from error
-    func = mod["main"]
-    weights = {p: tvm.runtime.tensor(np.ascontiguousarray(aside[p.name])) for p in func.params[count:]}
     out = tvm.IRModule(dict(mod.functions_items()))
     out["main"] = func.bind_params(weights).with_attr("num_input", count)
     names = Names(tuple(i.name for i in graph.model.graph.input), graph.called)
@@ -224,6 +225,13 @@ def _check_operators(graph: Graph) -> None:
                 "standard operators"
             )
         _check_inputs(graph, node, where)
+        types = {name: graph.constants[name].dtype.name for name in node.input if name in graph.constants}
+        packed = next((name for name, dtype in types.items() if dtype in _PACKED), None)
+        if packed is not None:
+            raise FrontendError(
+                f"{where}{node.op_type} with {packed!r} of {types[packed]}, of which TVM holds several in a byte and "
+                "cannot be given any: export the model with weights of 8 bits"
+            )
         if attributes(node).get("training_mode", 0):
             raise FrontendError(f"{where}{node.op_type} in training mode: export the model in inference mode")
         unread = next((o for o in node.output[1:] if uses[o]), None) if node.op_type in _ONE_OUTPUT else None

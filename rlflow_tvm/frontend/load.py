@@ -81,13 +81,35 @@ def _read(path: Path) -> onnx.ModelProto:
     except OSError as error:
         raise FrontendError(f"{path}: cannot be read ({one_line(error)}): check the file's permissions") from error
     try:
-        onnx.load_external_data_for_model(model, str(path.parent))
+        onnx.load_external_data_for_model(model, str(_data_folder(path, model)))
     except (OSError, onnx.checker.ValidationError, ValueError) as error:
         raise FrontendError(
             f"{path}: its external data cannot be read ({one_line(error)}): "
             "put the data file that the model was exported with beside it"
         ) from error
     return model
+
+
+def _data_folder(path: Path, model: onnx.ModelProto) -> Path:
+    """Where the data files of the model are. A store of models may hold links to it and to them, all into one other
+    folder under other names, as Hugging Face's does: then that one, and the names there are put into the model."""
+    there = path.resolve().parent
+    if there == path.parent.resolve():
+        return path.parent
+    entries = [
+        entry
+        for each in (model.graph, *model.functions)
+        for tensor in _tensors(each)
+        if uses_external_data(tensor)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    ]
+    files = {entry.value: path.parent / entry.value for entry in entries}
+    if any(Path(name).name != name or file.resolve().parent != there for name, file in files.items()):
+        return path.parent
+    for entry in entries:
+        entry.value = files[entry.value].resolve().name
+    return there
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:

@@ -42,22 +42,28 @@ def convert(graph: Graph) -> None:
         ) from error
     graph.replace(converted, aside)
     for node in graph.model.graph.node:
-        if node.op_type == "Resize":
-            _spell_out_coordinates(graph, node)
+        if node.op_type == "Resize":  # the converter leaves the new default, half_pixel
+            node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
 
 
-def _spell_out_coordinates(graph: Graph, node: onnx.NodeProto) -> None:
-    """As it was before opset 11, by ONNX Runtime too: a dimension that shrinks takes the next element, others the one
-    before. The converter leaves the new default, half_pixel."""
-    scales = graph.constants.get(node.input[2]) if len(node.input) > 2 else None
-    shrinks = scales is not None and bool((scales < 1).any())
-    if scales is not None and shrinks and (scales > 1).any() and attributes(node).get("mode", b"nearest") == b"nearest":
-        raise FrontendError(
-            f"{graph.label}: node {node.name!r} (Resize) grows one dimension and shrinks another in the way of opset "
-            f"{graph.opset}, which rounds them apart: export the model with opset {OLDEST_OPSET} or newer"
-        )
-    values = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "ceil" if shrinks else "floor"}
-    node.attribute.extend(helper.make_attribute(name, value) for name, value in values.items())
+def spell_out_rounding(graph: Graph) -> None:
+    """Resize of a converted model as it was before opset 11, by ONNX Runtime too: a dimension that shrinks takes the
+    next element, others the one before. Once its scales are folded.
+
+    Raises:
+        FrontendError: they are computed at run time, or one dimension grows and another shrinks.
+    """
+    for node in graph.nodes:
+        if node.op_type != "Resize" or attributes(node).get("mode", b"nearest") != b"nearest":
+            continue
+        scales = graph.constants.get(node.input[2])
+        if scales is None or ((scales < 1).any() and (scales > 1).any()):
+            how = "has scales computed at run time" if scales is None else "grows one dimension and shrinks another"
+            raise FrontendError(
+                f"{graph.label}: node {node.name!r} (Resize) {how} in the way of opset 10, which rounds them apart: "
+                f"export the model with opset {OLDEST_OPSET} or newer"
+            )
+        node.attribute.append(helper.make_attribute("nearest_mode", "ceil" if (scales < 1).any() else "floor"))
 
 
 def _spell_out_broadcast(graph: Graph, node: onnx.NodeProto) -> None:

@@ -85,6 +85,8 @@ def places_along(extent: int, out: int, coordinates: str) -> list[Fraction]:
         return [Fraction(i * extent, out) for i in range(out)]
     if coordinates == "pytorch_half_pixel" and out == 1:
         return [Fraction(0)]
+    if coordinates == "tf_half_pixel_for_nn":
+        return [Fraction((2 * i + 1) * extent, 2 * out) for i in range(out)]
     return [Fraction((2 * i + 1) * extent - out, 2 * out) for i in range(out)]
 
 

@@ -122,6 +122,10 @@ def _place(graph: Graph, node: onnx.NodeProto, number: int, length: int, behind:
     given = graph.constants.get(name)
     if name and given is None:
         return None
+    if given is not None and given.size != 1:
+        raise FrontendError(
+            f"{graph.label}: node {node.name!r} ({node.op_type}) uses {given.size} places as one: check the model"
+        )
     place = length - 1 + behind if given is None else int(given.item())
     if not -length <= place < length + behind:
         raise FrontendError(

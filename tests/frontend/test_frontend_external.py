@@ -35,6 +35,23 @@ def test_missing_external_data(tmp_path: Path) -> None:
     assert "outside.data" in text
 
 
+def test_a_store_of_models_holds_links_to_them(tmp_path: Path) -> None:
+    """As Hugging Face's: all of them into one folder, under other names."""
+    stored, shown = tmp_path / "blobs", tmp_path / "snapshot"
+    shown.mkdir()
+    path = _with_external_data(tmp_path)
+    stored.mkdir()
+    for number, name in enumerate(("outside.onnx", "outside.data")):
+        (tmp_path / name).rename(stored / f"{number}")
+        (shown / name).symlink_to(Path("..") / "blobs" / f"{number}")
+    assert len(from_onnx(shown / path.name)["main"].params) == 1
+    (shown / "outside.data").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    (stored / "1").rename(tmp_path / "elsewhere" / "1")
+    (shown / "outside.data").symlink_to(Path("..") / "elsewhere" / "1")
+    assert "its external data cannot be read" in message(lambda: from_onnx(shown / path.name))
+
+
 def test_external_data_outside_of_the_folder(tmp_path: Path) -> None:
     path = _with_external_data(tmp_path)
     (tmp_path / "outside.data").rename(tmp_path.parent / "escaped.data")

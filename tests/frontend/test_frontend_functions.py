@@ -110,3 +110,14 @@ def test_an_operator_of_that_name_in_another_domain(make_model) -> None:
     model.opset_import.append(helper.make_opsetid("com.example", 1))
     with pytest.raises(FrontendError, match=r"uses the operator com.example.Swish"):
         from_onnx(model)
+
+
+def test_functions_of_the_file_that_call_themselves(make_model) -> None:
+    sets = [helper.make_opsetid("", 18), helper.make_opsetid("local", 1)]
+    model = make_model([node("F", ["x"], ["y"], domain="local")], {"x": (3,)}, ["y"])
+    model.functions.append(
+        helper.make_function("local", "F", ["a"], ["b"], [node("F", ["a"], ["b"], domain="local")], sets)
+    )
+    model.opset_import.append(sets[1])
+    with pytest.raises(FrontendError, match="its local functions cannot be inlined"):
+        from_onnx(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 from small_weights import drawn
 
 from rlflow_tvm.errors import FrontendError
@@ -66,3 +66,39 @@ def test_a_resize_of_old_that_rounds_two_ways_is_refused(make_model) -> None:
     scales = {"s": np.array([1, 1, 0.75, 1.2], np.float32)}
     with pytest.raises(FrontendError, match=r"node 'it' .* grows one dimension and shrinks another"):
         from_onnx(make_model([node("Resize", ["x", "s"], ["y"], name="it")], {"x": (2, 3, 4, 5)}, ["y"], scales, 10))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("scale", [0.75, 1.5])
+def test_a_resize_of_old_whose_scales_a_node_makes(scale: float, mode: str, make_model, assert_imports_right) -> None:
+    """As exporters of PyTorch's write them: known once constants are folded."""
+    scales = numpy_helper.from_array(np.array([1, 1, 1, scale], np.float32))
+    nodes = [node("Constant", [], ["s"], value=scales), node("Resize", ["x", "s"], ["y"], mode=mode)]
+    assert_imports_right(make_model(nodes, {"x": (1, 2, 3, 8)}, ["y"], {}, 10))
+
+
+def test_a_resize_of_old_whose_scales_are_computed_is_refused(make_model) -> None:
+    model = make_model([node("Resize", ["x", "s"], ["y"], name="it")], {"x": (1, 2, 3, 8), "s": (4,)}, ["y"], {}, 10)
+    with pytest.raises(FrontendError, match=r"node 'it' \(Resize\) has scales computed at run time"):
+        from_onnx(model)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_the_nearest_as_tensorflow_has_it(dtype: str, make_model, run) -> None:
+    given = {"coordinate_transformation_mode": "tf_half_pixel_for_nn", "nearest_mode": "floor"}
+    weights = {"r": np.empty(0, np.float32), "s": np.array([1, 1, 0.5, 2], np.float32)}
+    nodes = [node("Resize", ["x", "r", "s"], ["y"], **given)]
+    model = make_model(nodes, {"x": (1, 1, 4, 3)}, ["y"], weights, 11, {"x": dtype}, dtype)
+    x = np.arange(12).reshape(1, 1, 4, 3).astype(dtype)
+    (expected,) = onnxruntime_outputs(model, {"x": x})
+    np.testing.assert_array_equal(run(from_onnx(model), {"x": x}, ours=True)[0], expected)
+
+
+def test_a_constant_is_resized_as_an_input_is(make_model, run) -> None:
+    """ONNX's reference divides by 1.2 as float32 has it, in 64 bits, and takes 4 for 6 / 1.2."""
+    given = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    nodes = [node("Resize", ["w", "", "s"], ["c"], **given), node("Mul", ["x", "c"], ["y"])]
+    weights = {"w": np.arange(10, dtype=np.float32).reshape(1, 1, 1, 10), "s": np.array([1, 1, 1, 1.2], np.float32)}
+    model, x = make_model(nodes, {"x": (1,)}, ["y"], weights, 13), np.ones(1, np.float32)
+    (expected,) = onnxruntime_outputs(model, {"x": x})
+    np.testing.assert_array_equal(run(from_onnx(model), {"x": x})[0], expected)
