@@ -20,6 +20,7 @@ from rlflow_tvm.frontend.padding import resolve_padding
 
 Shapes = Mapping[str, tuple[int, ...]]
 
+_LISTS = {onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS, onnx.AttributeProto.STRINGS}
 _MAY_BE_EMPTY = frozenset({"activation_alpha", "activation_beta", "activations"})
 """Of recurrent layers: as if left out."""
 _MOST_EXTENT = 2**63 - 1  # of a dimension in an ONNX file, and in TVM
@@ -92,7 +93,9 @@ def _drop_empty(graph: Graph) -> None:
     """Leave out lists without elements where that says the same: TVM's importer does not read them."""
     for node in graph.nodes:
         names = _MAY_BE_EMPTY | ({"axes"} if node.op_type.startswith("Reduce") else set())
-        kept = [a for a in node.attribute if a.name not in names or a.ints or a.floats or a.strings]
+        lists = [a for a in node.attribute if a.name in names and a.type in _LISTS]
+        empty = [a.name for a in lists if not (a.ints or a.floats or a.strings)]
+        kept = [a for a in node.attribute if a.name not in empty]
         if len(kept) < len(node.attribute):
             del node.attribute[:]
             node.attribute.extend(kept)
