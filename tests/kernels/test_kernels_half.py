@@ -14,8 +14,10 @@ from tvm import relax, te
 from tvm.relax import op as rx
 
 from rlflow_tvm.errors import KernelError
+from rlflow_tvm.frontend import from_onnx, random_inputs, zoo
 from rlflow_tvm.kernels import pipeline
 from rlflow_tvm.kernels.precision import to_half
+from rlflow_tvm.verify import range_error, run_module
 
 
 def _module(build: Callable[..., relax.Expr], params: list[relax.Var]) -> tvm.IRModule:
@@ -194,3 +196,13 @@ def test_what_is_refused() -> None:
         to_half(_module(rx.exp, [x]), "float16")
     with pytest.raises(KernelError, match="int8 is no half precision"):
         to_half(_module(rx.exp, [relax.Var("x", relax.TensorType((3,), "float32"))]), "int8")
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [("float16", 0.01), ("bfloat16", 0.08)])
+def test_a_transformer_in_halves(dtype: str, allowed: float) -> None:
+    """In bfloat16 polynomials in the place of the error function ended the process, inside LLVM."""
+    mod = from_onnx(zoo.path("bert-tiny"))
+    inputs = list(random_inputs(mod, 0).values())
+    expected = run_module(mod, TARGET, inputs)
+    found = run_module(to_half(mod, dtype), TARGET, inputs)
+    assert range_error([each.astype("float32") for each in found], expected) <= allowed

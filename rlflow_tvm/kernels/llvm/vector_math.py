@@ -61,7 +61,10 @@ _TANH_EVEN = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 
 
 
 def vectorisable_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """`func` with the intrinsics above replaced, in all its blocks."""
+    """`func` with the intrinsics above replaced, in all its blocks; as it is where it computes with bfloat16, of which
+    LLVM ends the process beside such forms."""
+    if _holds_bfloat16(func):
+        return func
 
     def replace(call: tvm.ir.Call) -> tvm.ir.Expr:
         name = getattr(call.op, "name", "")
@@ -72,6 +75,12 @@ def vectorisable_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return _FORMS[name](call.args[0])
 
     return tvm_ffi.structural_map(func, (tvm.ir.Call, replace))
+
+
+def _holds_bfloat16(func: tirx.PrimFunc) -> bool:
+    found: list[tirx.Cast] = []
+    tvm_ffi.structural_walk(func.body, (tirx.Cast, found.append))
+    return any("bfloat16" in (str(cast.ty.dtype), str(cast.value.ty.dtype)) for cast in found)
 
 
 def exp(x: tvm.ir.Expr) -> tvm.ir.Expr:
