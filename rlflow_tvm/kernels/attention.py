@@ -7,14 +7,14 @@ counts the heads of keys and values by the queries', and reads beyond them where
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import tvm
 from tvm import relax, te, tirx
 
 from rlflow_tvm.ir import known_shape
 
-LegalizeFunc = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+from .choice import LegalizeFunc
+
 _HEADS_FIRST = [0, 2, 1, 3]  # (batch, sequence, heads, features) to (batch, heads, sequence, features), and back
 
 

@@ -15,7 +15,8 @@ from math import inf, nan
 
 from tvm import relax, te, tirx, topi
 
-LegalizeFunc = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+from .choice import LegalizeFunc
+
 _INFINITE, _FINITE, _NAN = 0.0, 1.0, 2.0
 """What an element is, the greatest of which says what the extremum is; "finite" is short for "not that infinity"."""
 

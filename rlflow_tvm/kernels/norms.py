@@ -16,7 +16,7 @@ from tvm import relax, te, tirx
 
 from rlflow_tvm.ir import known_shape
 
-LegalizeFunc = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+from .choice import LegalizeFunc
 
 
 def _normalised(

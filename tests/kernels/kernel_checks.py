@@ -71,15 +71,20 @@ def allocated(func: tirx.PrimFunc) -> dict[str, int]:
     return sizes
 
 
-def graph(build: Callable[..., relax.Expr], shapes: Sequence[tuple[int, ...]], weights: int = 0) -> tvm.IRModule:
-    """`main(x0, x1, ...) = build(x0, x1, ...)`, float32; the last `weights` parameters count as weights."""
-    params = [relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)]
+def module_of(build: Callable[..., relax.Expr], params: Sequence[relax.Var]) -> tvm.IRModule:
+    """`main(*params) = build(*params)`."""
     builder = relax.BlockBuilder()
     with builder.function("main", params):
         with builder.dataflow():
             output = builder.emit_output(build(*params))
         builder.emit_func_output(output)
-    mod = builder.finalize()
+    return builder.finalize()
+
+
+def graph(build: Callable[..., relax.Expr], shapes: Sequence[tuple[int, ...]], weights: int = 0) -> tvm.IRModule:
+    """`main(x0, x1, ...) = build(x0, x1, ...)`, float32; the last `weights` parameters count as weights."""
+    params = [relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)]
+    mod = module_of(build, params)
     mod["main"] = mod["main"].with_attr("num_input", len(shapes) - weights)
     return mod
 

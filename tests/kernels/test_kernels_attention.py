@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tvm
 from cuda_checks import How, run_on_host, serialised, unscheduled
-from kernel_checks import TARGET, check, graph, random_arrays
+from kernel_checks import TARGET, check, graph, module_of, random_arrays
 from tvm import relax
 
 from rlflow_tvm.errors import KernelError
@@ -89,12 +89,7 @@ def test_other_types(case: str, dtype: str, tolerance: float) -> None:
     arrays = [array.astype(dtype) for array in random_arrays(attention.shapes)]
     arrays[0], arrays[1] = arrays[0] * 20, arrays[1] + 400
     params = [relax.Var(f"x{i}", relax.TensorType(array.shape, dtype)) for i, array in enumerate(arrays)]
-    builder = relax.BlockBuilder()
-    with builder.function("main", params):
-        with builder.dataflow():
-            output = builder.emit_output(attention.call(*params))
-        builder.emit_func_output(output)
-    mod = builder.finalize()
+    mod = module_of(attention.call, params)
     assert "fallback" not in [kernel.rule for kernel in explain(mod, TARGET)]
     machine = relax.VirtualMachine(tvm.compile(mod, TARGET, relax_pipeline=pipeline(TARGET)), tvm.cpu())
     result = machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()

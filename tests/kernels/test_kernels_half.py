@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tvm
 from cuda_checks import How, run_on_host, serialised, unscheduled
-from kernel_checks import TARGET
+from kernel_checks import TARGET, module_of
 from tvm import relax, te
 from tvm.relax import op as rx
 
@@ -20,15 +20,6 @@ from rlflow_tvm.kernels.precision import to_half
 from rlflow_tvm.verify import range_error, run_module
 
 
-def _module(build: Callable[..., relax.Expr], params: list[relax.Var]) -> tvm.IRModule:
-    builder = relax.BlockBuilder()
-    with builder.function("main", params):
-        with builder.dataflow():
-            output = builder.emit_output(build(*params))
-        builder.emit_func_output(output)
-    return builder.finalize()
-
-
 def _run(mod: tvm.IRModule, arrays: list[np.ndarray]) -> np.ndarray:
     machine = relax.VirtualMachine(tvm.compile(mod, TARGET, relax_pipeline=pipeline(TARGET)), tvm.cpu())
     return machine["main"](*(tvm.runtime.tensor(array) for array in arrays)).numpy()
@@ -37,7 +28,7 @@ def _run(mod: tvm.IRModule, arrays: list[np.ndarray]) -> np.ndarray:
 def _half(build: Callable[..., relax.Expr], *arrays: np.ndarray, dtype: str = "float16") -> np.ndarray:
     """What `build` gives of `arrays` in half precision, in float32."""
     params = [relax.Var(f"x{i}", relax.TensorType(array.shape, dtype)) for i, array in enumerate(arrays)]
-    result = _run(_module(build, params), [array.astype(np.dtype(dtype)) for array in arrays])
+    result = _run(module_of(build, params), [array.astype(np.dtype(dtype)) for array in arrays])
     assert result.dtype == np.dtype(dtype)
     return result.astype("float32")
 
@@ -91,7 +82,7 @@ def test_sums_on_a_gpu(
 ) -> None:
     """As its kernels compute them, one thread after the other."""
     param = relax.Var("x", relax.TensorType(shape, "float16"))
-    (result,) = run_on_host(_module(build, [param]), [np.full(shape, value, "float16")], how)
+    (result,) = run_on_host(module_of(build, [param]), [np.full(shape, value, "float16")], how)
     assert result.dtype == np.float16
     np.testing.assert_array_equal(result.astype("float32"), expected)
 
@@ -113,7 +104,7 @@ def test_a_norm_of_great_numbers() -> None:
 def _cast(build: Callable[..., relax.Expr], array: np.ndarray, dtype: str) -> np.ndarray:
     """What `build` gives of `array` as a model cast to `dtype`."""
     param = relax.Var("x", relax.TensorType(array.shape, str(array.dtype)))
-    return _run(to_half(_module(build, [param]), dtype), [array])
+    return _run(to_half(module_of(build, [param]), dtype), [array])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -147,7 +138,7 @@ def test_the_other_part_of_such_a_split_is_computed_as_ever() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_cast_model_computes_in_half_precision(dtype: str) -> None:
     x = np.random.default_rng(0).standard_normal((4, 33)).astype("float32")
-    mod = _module(lambda x: rx.multiply(x, x), [relax.Var("x", relax.TensorType(x.shape, "float32"))])
+    mod = module_of(lambda x: rx.multiply(x, x), [relax.Var("x", relax.TensorType(x.shape, "float32"))])
     cast = to_half(mod, dtype)
     (product,) = [
         each.var
@@ -166,7 +157,7 @@ def test_a_cast_models_outputs_keep_their_types() -> None:
     x = np.arange(4, dtype="float32")
     param = relax.Var("x", relax.TensorType(x.shape, "float32"))
     for build in (lambda x: relax.Tuple([rx.exp(x), rx.nn.relu(x)]), lambda x: rx.split(x, 2)):
-        mod = _module(build, [param])
+        mod = module_of(build, [param])
         cast = to_half(mod, "float16")
         tvm.ir.assert_structural_equal(cast["main"].ret_ty, mod["main"].ret_ty)
         machine = relax.VirtualMachine(tvm.compile(cast, TARGET, relax_pipeline=pipeline(TARGET)), tvm.cpu())
@@ -193,9 +184,9 @@ def test_a_modules_own_kernels_are_called_with_what_they_take() -> None:
 def test_what_is_refused() -> None:
     x = relax.Var("x", relax.TensorType((3,), "float64"))
     with pytest.raises(KernelError, match=r"float64.*cast it to float32 first"):
-        to_half(_module(rx.exp, [x]), "float16")
+        to_half(module_of(rx.exp, [x]), "float16")
     with pytest.raises(KernelError, match="int8 is no half precision"):
-        to_half(_module(rx.exp, [relax.Var("x", relax.TensorType((3,), "float32"))]), "int8")
+        to_half(module_of(rx.exp, [relax.Var("x", relax.TensorType((3,), "float32"))]), "int8")
 
 
 @pytest.mark.parametrize(("dtype", "allowed"), [("float16", 0.01), ("bfloat16", 0.08)])

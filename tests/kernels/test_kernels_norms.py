@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import tvm
 from cuda_checks import How, run_on_host, serialised, unscheduled
-from kernel_checks import TARGET, check, graph, random_arrays, run
+from kernel_checks import TARGET, check, graph, module_of, random_arrays, run
 from tvm import relax
 
 from rlflow_tvm.kernels import explain, pipeline
@@ -106,21 +105,12 @@ def test_other_types(case: str, dtype: str) -> None:
     arrays = [array.astype(dtype) for array in random_arrays(norm.shapes)]
     arrays[0] *= 300
     params = [relax.Var(f"x{i}", relax.TensorType(array.shape, dtype)) for i, array in enumerate(arrays)]
-    mod = _module(norm.call, params)
+    mod = module_of(norm.call, params)
     assert "fallback" not in [kernel.rule for kernel in explain(mod, TARGET)]
     machine = relax.VirtualMachine(tvm.compile(mod, TARGET, relax_pipeline=pipeline(TARGET)), tvm.cpu())
     result = machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()
     assert result.dtype == dtype
     np.testing.assert_allclose(result, norm(*arrays), rtol=0, atol=4 * 2.0**-10 if dtype == "float16" else 1e-12)
-
-
-def _module(build: Callable[..., relax.Expr], params: Sequence[relax.Var]) -> tvm.IRModule:
-    builder = relax.BlockBuilder()
-    with builder.function("main", params):
-        with builder.dataflow():
-            output = builder.emit_output(build(*params))
-        builder.emit_func_output(output)
-    return builder.finalize()
 
 
 @pytest.mark.parametrize("case", ["image", "whole vectors", "instances"])
