@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm
 
 from rlflow_tvm.errors import CostError
 from rlflow_tvm.kernels import Choices, as_target, pipeline, vector_lanes
 from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RewriteRule, RuleSet, own_rules
+
+if TYPE_CHECKING:
+    from rlflow_tvm.cost import KernelDatabase, KernelTimer
 
 log = logging.getLogger("rlflow_tvm")
 
@@ -55,8 +58,9 @@ def compile(
     `database`: a file of measured kernels, such as searches leave at `rlflow_tvm.cost.default_path()`. Where an
     operator has several implementations, the times found there decide, and kernels that were tuned with success have
     their tuned schedules; nothing is measured. `rpc_key`: take the times that were measured on RPC
-    machines under this key, not those of this machine. Without `database` a heuristic decides. CostError where there
-    is no such file, or it is no such database, or a GPU's times are asked for that is not here, by whose name they are
+    machines under this key, not those of this machine. Without `database` a heuristic decides; also where it holds no
+    times for the target (they are kept by the number of cores too), of which the log is told. CostError where there is
+    no such file, or it is no such database, or a GPU's times are asked for that is not here, by whose name they are
     kept.
     """
     target = as_target(target)
@@ -73,5 +77,22 @@ def compile(
         )
     remote = None if rpc_key is None else RpcDevices("", 0, rpc_key)  # never asked
     with KernelDatabase(database) as known, KernelTimer(target, known, remote=remote) as timer:
+        _warn_without_times(known, timer)
         choices = Choices(MeasuredChoice(timer, measure=False), TunedSchedules(timer))
         return tvm.compile(mod, target, relax_pipeline=pipeline(target, choices))
+
+
+def _warn_without_times(database: KernelDatabase, timer: KernelTimer) -> None:
+    """Tell the log where `database` has no times for what is compiled: nobody sees it by the module."""
+    versions = {timer.version, timer.graph_version}
+    targets = {held.target for held in database.holdings() if held.version in versions}
+    if timer.target_key in targets:
+        return
+    held = f"it holds those for {' and '.join(sorted(targets))}" if targets else "it holds none of these kernels at all"
+    log.warning(
+        "%s holds no times for %s (%s): kernels are chosen by an estimate; compile with as many cores as the search "
+        "had, under the same taskset or with num-cores in the target, or search again",
+        database.path,
+        timer.target_key,
+        held,
+    )

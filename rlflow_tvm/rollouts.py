@@ -88,15 +88,15 @@ class RecordingDatabase(KernelDatabase):
         super().put(key, target_key, version, measurement, tvm_version)
         self._rows.append([key, target_key, version, dataclasses.asdict(measurement), tvm_version])
 
-    def put_kernel(self, key: str, name: str, features: Mapping[str, float]) -> None:
-        super().put_kernel(key, name, features)
-        self._rows.append([key, name, dict(features)])
+    def describe(self, key: str, target_key: str, version: str, name: str, features: Mapping[str, float]) -> None:
+        super().describe(key, target_key, version, name, features)
+        self._rows.append([key, target_key, version, name, dict(features)])
 
     def taken(self) -> list[list[Any]]:
-        """The arguments of those calls of `put` and `put_kernel`, as JSON takes them; before them, of each target, the
+        """The arguments of those calls of `put` and `describe`, as JSON takes them; before them, of each target, the
         reference kernel's that the times are reckoned to."""
         rows, self._rows = self._rows, []
-        targets = dict.fromkeys(row[1] for row in rows if not _describes(row))
+        targets = dict.fromkeys(row[1] for row in rows)
         references = {target: self.get(REFERENCE_KEY, target, ONCE_VERSION) for target in targets}
         told = [
             [REFERENCE_KEY, target, ONCE_VERSION, dataclasses.asdict(reference), ""]
@@ -112,12 +112,12 @@ def store_rows(database: KernelDatabase, rows: list[list[Any]], target_key: str)
     """
     share = 1.0
     for row in rows:
+        if row[1] != target_key:
+            continue
         if _describes(row):
-            database.put_kernel(*row)
+            database.describe(*row)
             continue
         key, theirs, version, fields, tvm_version = row
-        if theirs != target_key:
-            continue
         measurement, ours = Measurement(**fields), database.get(key, theirs, version)
         secs = measurement.run_secs
         if key == REFERENCE_KEY and ours is not None:
@@ -131,8 +131,8 @@ def store_rows(database: KernelDatabase, rows: list[list[Any]], target_key: str)
 
 
 def _describes(row: list[Any]) -> bool:
-    """Whether it is `put_kernel`'s, not `put`'s."""
-    return len(row) == len(("key", "name", "features"))
+    """Whether it is `describe`'s, which ends with the features, not `put`'s."""
+    return isinstance(row[-1], dict)
 
 
 class ConsiderateEnv(gymnasium.Wrapper):

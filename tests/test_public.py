@@ -15,7 +15,7 @@ from tvm import relax
 
 import rlflow_tvm as rl
 from rlflow_tvm import superoptimize
-from rlflow_tvm.cost import CostModel, KernelDatabase, RpcDevices, default_path, timer
+from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, Measurement, RpcDevices, default_path, timer
 from rlflow_tvm.cost.kernel_worker import LocalWorkers
 from rlflow_tvm.errors import CostError, PlanError, UsageError
 from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, zoo
@@ -104,6 +104,27 @@ def test_compile_makes_no_database(mod, tmp_path):
         rl.compile(mod, TARGET, database=path)
     assert "\n" not in str(raised.value)
     assert not path.parent.exists()
+
+
+def test_that_a_database_has_no_times_for_the_target_is_told(tmp_path, caplog):
+    """As where a search ran under taskset and the build does not."""
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((4, 8), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            output = builder.emit_output(relax.op.tanh(x))
+        builder.emit_func_output(output)
+    one, two = ({"kind": "llvm", "num-cores": cores} for cores in (1, 2))
+    with KernelDatabase(tmp_path / "kernels.sqlite") as database:
+        rl.compile(builder.get(), one, database=database.path)
+        assert "holds no times for" in caplog.text
+        assert "search again" in caplog.text
+        with KernelTimer(as_target(two), database) as timer:
+            database.put("a", timer.target_key, timer.graph_version, Measurement(run_secs=1.0))
+        caplog.clear()
+        rl.compile(builder.get(), two, database=database.path)
+        assert not caplog.text
+        rl.compile(builder.get(), one, database=database.path)
+        assert "num-cores=2" in caplog.text
 
 
 def test_a_gpus_times_are_not_found_without_it(mod, tmp_path, monkeypatch):

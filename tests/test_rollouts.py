@@ -76,7 +76,7 @@ def test_rows_go_with_the_episode_and_into_another_database_once(tmp_path):
         there.put("a", "t", "v", theirs, "0.27")
         there.put("b", "t", "v", theirs, "0.27")
         there.put("c", "another machine", "v", theirs, "0.27")
-        there.put_kernel("a", "add", {"flops": 3.0})
+        there.describe("a", "t", "v", "add", {"flops": 3.0})
         here.put("a", "t", "v", ours)
         with QuietMachine(tmp_path / "lock") as quiet:
             env = considerate(quiet, there.taken)

@@ -16,11 +16,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlflow_tvm.cost.measurement import DISTURBED, Measurement
-from rlflow_tvm.cost.schema import LAUNCH_KEY, MIGRATIONS, ONCE_VERSION, REFERENCE_KEY, SCHEMA_VERSION, TAKE_PLACE
+from rlflow_tvm.cost.schema import (
+    LAUNCH_KEY,
+    MIGRATIONS,
+    ONCE_VERSION,
+    REFERENCE_KEY,
+    SCHEMA_VERSION,
+    STRUCTURE,
+    TAKE_PLACE,
+)
 from rlflow_tvm.errors import CostError
 
 _BUSY_SECS = 60.0
 _RETRY_SECS = 0.02
+_SAMPLES = f"""
+FROM measurement AS m JOIN description AS d
+ON d.kernel = {STRUCTURE.format("m")} AND d.target = m.target AND d.version = m.version
+WHERE m.target = ? AND m.version = ? AND m.run_secs IS NOT NULL AND coalesce(m.slowdown, 1) <= {DISTURBED}
+"""
 
 
 @dataclass(frozen=True)
@@ -56,9 +69,15 @@ class Holding:
 
 
 def default_path() -> Path:
-    """`$RLFLOW_TVM_HOME/kernels.sqlite`, by default `~/.cache/rlflow_tvm/kernels.sqlite`."""
+    """`$RLFLOW_TVM_HOME/kernels.sqlite`, by default `~/.cache/rlflow_tvm/kernels.sqlite`; CostError where nobody knows
+    the home."""
     home = os.environ.get("RLFLOW_TVM_HOME")
-    return (Path(home) if home else Path.home() / ".cache" / "rlflow_tvm") / "kernels.sqlite"
+    try:
+        return (Path(home).expanduser() if home else Path.home() / ".cache" / "rlflow_tvm") / "kernels.sqlite"
+    except RuntimeError as error:
+        raise CostError(
+            f"there is no home folder to keep the kernel database in ({error}): set RLFLOW_TVM_HOME to a folder"
+        ) from error
 
 
 def reading_name(path: str, shared: bool) -> str:
@@ -82,18 +101,19 @@ class KernelDatabase:
         self.path = str(path) if str(path) == ":memory:" else os.path.realpath(path)  # wherever this process goes
         logged = os.path.exists(f"{self.path}-wal")  # or SQLite makes a log, where it can
         writable = os.access(self.path, os.W_OK) and (logged or os.access(os.path.dirname(self.path), os.W_OK))
-        self._reads_only = os.path.isfile(self.path) and not writable
-        if self.path != ":memory:" and not self._reads_only:
+        self.reads_only = os.path.isfile(self.path) and not writable
+        """Whether it cannot be written, as its disk is read-only."""
+        if self.path != ":memory:" and not self.reads_only:
             try:
                 Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise self._unusable(error) from error
         with self._guarded():
             name = self.path
-            if self._reads_only:
+            if self.reads_only:
                 name = reading_name(self.path, logged)
             # isolation_level=None: each statement is its own transaction, so a returned put is a committed one.
-            self._connection = sqlite3.connect(name, timeout=_BUSY_SECS, isolation_level=None, uri=self._reads_only)
+            self._connection = sqlite3.connect(name, timeout=_BUSY_SECS, isolation_level=None, uri=self.reads_only)
         self._seen = 0
         try:
             with self._guarded():
@@ -141,35 +161,36 @@ class KernelDatabase:
                 ),
             )
 
-    def put_kernel(self, key: str, name: str, features: Mapping[str, float]) -> None:
+    def describe(self, key: str, target_key: str, version: str, name: str, features: Mapping[str, float]) -> None:
         """Store what is known of a kernel beside its times: `key` is its structural hash."""
         with self._guarded():
             text = json.dumps(dict(features), allow_nan=False)
-            self._connection.execute("INSERT OR REPLACE INTO kernel VALUES (?, ?, ?)", (key, name, text))
+            row = (key, target_key, version, name, text)
+            self._connection.execute("INSERT OR REPLACE INTO description VALUES (?, ?, ?, ?, ?)", row)
+
+    def described(self, target_key: str, version: str) -> set[str]:
+        """The structural hashes of the kernels that `describe` was told of, for this target and version."""
+        with self._guarded():
+            rows = self._connection.execute(
+                "SELECT kernel FROM description WHERE target = ? AND version = ?", (target_key, version)
+            ).fetchall()
+        return {key for (key,) in rows}
 
     def samples(self, target_key: str, version: str) -> list[tuple[str, dict[str, float], str, float]]:
         """Every successful, undisturbed measurement of a kernel with features: (key, features, temperatures, seconds),
         by key."""
         with self._guarded():
             rows = self._connection.execute(
-                "SELECT k.kernel, k.features, substr(m.kernel, instr(m.kernel || '/', '/') + 1), m.run_secs"
-                " FROM measurement AS m JOIN kernel AS k"
-                " ON k.kernel = substr(m.kernel, 1, instr(m.kernel || '/', '/') - 1)"
-                " WHERE m.target = ? AND m.version = ? AND m.run_secs IS NOT NULL AND coalesce(m.slowdown, 1) <= ?"
-                " ORDER BY m.kernel",
-                (target_key, version, DISTURBED),
+                "SELECT d.kernel, d.features, substr(m.kernel, instr(m.kernel || '/', '/') + 1), m.run_secs"
+                f"{_SAMPLES} ORDER BY m.kernel",
+                (target_key, version),
             ).fetchall()
         return [(key, json.loads(features), cold, secs) for key, features, cold, secs in rows]
 
     def sample_count(self, target_key: str, version: str) -> int:
         """How many `samples` gives."""
         with self._guarded():
-            return self._connection.execute(
-                "SELECT count(*) FROM measurement AS m JOIN kernel AS k"
-                " ON k.kernel = substr(m.kernel, 1, instr(m.kernel || '/', '/') - 1)"
-                " WHERE m.target = ? AND m.version = ? AND m.run_secs IS NOT NULL AND coalesce(m.slowdown, 1) <= ?",
-                (target_key, version, DISTURBED),
-            ).fetchone()[0]
+            return self._connection.execute(f"SELECT count(*) {_SAMPLES}", (target_key, version)).fetchone()[0]
 
     def changed(self) -> bool:
         """Whether somebody else has written since this was last asked."""
@@ -274,7 +295,7 @@ class KernelDatabase:
     def _open(self) -> None:
         execute = self._connection.execute
         self._check_ours()
-        if self._reads_only:
+        if self.reads_only:
             return
         if self.path != ":memory:":
             self._enter_wal()
@@ -306,7 +327,7 @@ class KernelDatabase:
                 f"kernel database {self.path} has schema version {version}, this program reads {SCHEMA_VERSION}: "
                 "move the file away (it is measured again) or set RLFLOW_TVM_HOME to another folder"
             )
-        if version != SCHEMA_VERSION and self._reads_only:
+        if version != SCHEMA_VERSION and self.reads_only:
             raise CostError(
                 f"kernel database {self.path} has schema version {version}, and cannot be brought to {SCHEMA_VERSION} "
                 "as it is read-only: copy it to where it can be written, and name that file"
@@ -336,7 +357,7 @@ class KernelDatabase:
             raise self._unusable(error) from error
 
     def _unusable(self, error: Exception) -> CostError:
-        if self._reads_only and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY:
+        if self.reads_only and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY:
             return CostError(
                 f"kernel database {self.path} can only be read: make the file and its folder writable, or set "
                 "RLFLOW_TVM_HOME to a folder that is"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tvm import tirx
 from tvm.target import Target
 
+from rlflow_tvm.cost.database import KernelDatabase
 from rlflow_tvm.cost.features import kernel_features
 from rlflow_tvm.cost.schedule_features import schedule_features
 from rlflow_tvm.errors import KernelError, RlflowError
@@ -22,6 +23,8 @@ class DescribedKernel(Protocol):
     def func(self) -> tirx.PrimFunc: ...
     @property
     def key(self) -> str: ...
+    @property
+    def name(self) -> str: ...
 
 
 class Descriptions:
@@ -35,6 +38,7 @@ class Descriptions:
         self._target = target
         self._scheduled = scheduled
         self._found: dict[str, Mapping[str, float]] = {}
+        self._stored: set[str] | None = None  # None: not asked yet
 
     def of(self, kernel: DescribedKernel) -> Mapping[str, float]:
         """The features of `kernel`; KernelError where it cannot be scheduled."""
@@ -44,6 +48,19 @@ class Descriptions:
                 features |= schedule_features(self._schedule(kernel.func), self._target)
             self._found[kernel.key] = features
         return self._found[kernel.key]
+
+    def store(
+        self, kernels: Sequence[DescribedKernel], database: KernelDatabase, target_key: str, version: str
+    ) -> None:
+        """See to it that `database`, always the same one, has those of `kernels`, where it can be written."""
+        if database.reads_only:
+            return
+        if self._stored is None:
+            self._stored = database.described(target_key, version)
+        for kernel in kernels:
+            if kernel.key not in self._stored:
+                database.describe(kernel.key, target_key, version, kernel.name, self.of(kernel))
+                self._stored.add(kernel.key)
 
     def _schedule(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
         try:

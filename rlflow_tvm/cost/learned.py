@@ -15,7 +15,7 @@ import numpy as np
 
 from rlflow_tvm.errors import CostError
 
-FORMAT = "rlflow_tvm.learned_cost/2"
+FORMAT = "rlflow_tvm.learned_cost/3"
 LEAST_SAMPLES = 50
 _MEMBERS = 8
 _ROUNDS = 250

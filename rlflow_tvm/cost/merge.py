@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlflow_tvm.cost.database import KernelDatabase, reading_name
+from rlflow_tvm.cost.measurement import DISTURBED
 from rlflow_tvm.cost.reference import rescaled
 from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY, TAKE_PLACE
 from rlflow_tvm.cost.scratch import scratch_folder
@@ -23,11 +24,12 @@ _TO_OUR_SPEED = f"""
 UPDATE other.measurement SET run_secs = run_secs * ?
 WHERE target = ? AND kernel NOT IN ('{REFERENCE_KEY}', '{LAUNCH_KEY}')
 """
+_QUIET = f"coalesce({{0}}.slowdown, 1) <= {DISTURBED}"
 _MERGE_MEASUREMENTS = f"""
 INSERT INTO main.measurement SELECT * FROM other.measurement WHERE true {TAKE_PLACE}
 WHERE measurement.kernel <> '{REFERENCE_KEY}'
-  AND (excluded.error IS NULL, excluded.confirmed, excluded.measured_at)
-    > (measurement.error IS NULL, measurement.confirmed, measurement.measured_at)
+  AND (excluded.error IS NULL, {_QUIET.format("excluded")}, excluded.confirmed, excluded.measured_at)
+    > (measurement.error IS NULL, {_QUIET.format("measurement")}, measurement.confirmed, measurement.measured_at)
 """
 _MERGE_TUNED = """
 INSERT INTO main.tuned_schedule SELECT * FROM other.tuned_schedule WHERE true
@@ -51,8 +53,9 @@ class Merged:
 def merge(database: KernelDatabase, path: str | os.PathLike[str]) -> Merged:
     """Take into `database` everything that the one at `path` holds, of whatever target, all of it or nothing.
 
-    Where both know a kernel, seconds take the place of an error, confirmed ones that of others, and otherwise the later
-    measurement that of the earlier; tuning that found a schedule that of which none came, more trials that of fewer.
+    Where both know a kernel, seconds take the place of an error, undisturbed ones that of disturbed ones, confirmed
+    ones that of others, and otherwise the later measurement that of the earlier; tuning that found a schedule that of
+    which none came, more trials that of fewer.
     Where both know the reference kernel of a target, its times there are reckoned to ours. The other file is not
     changed. CostError where it is missing, no database of ours, or damaged.
     """
@@ -76,7 +79,7 @@ def merge(database: KernelDatabase, path: str | os.PathLike[str]) -> Merged:
             changed = execute(_MERGE_MEASUREMENTS).rowcount
             added = len(database) - before
             execute(_MERGE_TUNED)
-            execute("INSERT OR IGNORE INTO main.kernel SELECT * FROM other.kernel")
+            execute("INSERT OR IGNORE INTO main.description SELECT * FROM other.description")
     return Merged(added, changed - added, total - changed)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 LAUNCH_KEY = "launch-overhead"
 """In place of a kernel: what launching one takes. No structural hash looks like this."""
 REFERENCE_KEY = "reference"
@@ -36,13 +36,31 @@ ON CONFLICT (kernel, target, version) DO UPDATE SET
 """Of a statement that inserts into `measurement`: a new row takes the place of the one there. A condition follows."""
 _ADD_SLOWDOWN = "ALTER TABLE measurement ADD COLUMN slowdown REAL"
 _ADD_CONFIRMED = "ALTER TABLE measurement ADD COLUMN confirmed INTEGER NOT NULL DEFAULT 0"
-_CREATE_KERNEL = """
-CREATE TABLE kernel (
-    kernel      TEXT PRIMARY KEY,  -- structural hash
+STRUCTURE = "substr({0}.kernel, 1, instr({0}.kernel || '/', '/') - 1)"
+"""The structural hash in the key of a measurement, the table of this name."""
+_CREATE_DESCRIPTION = """
+CREATE TABLE description (
+    kernel      TEXT NOT NULL,     -- structural hash
+    target      TEXT NOT NULL,     -- as above: the features tell of its schedule too
+    version     TEXT NOT NULL,
     name        TEXT NOT NULL,     -- the operators fused in it
-    features    TEXT NOT NULL      -- JSON object of numbers, see cost/features.py
+    features    TEXT NOT NULL,     -- JSON object of numbers, see cost/features.py
+    PRIMARY KEY (kernel, target, version)
 ) WITHOUT ROWID
 """
+# Schemas 3 and 4 had one description of a kernel, whatever the target: that of the target measured last.
+_DESCRIBE_LAST_TARGET = f"""
+INSERT INTO description
+SELECT DISTINCT kernel.kernel, m.target, m.version, kernel.name, kernel.features
+FROM measurement AS m JOIN kernel ON kernel.kernel = {STRUCTURE.format("m")}
+WHERE m.target = (
+    SELECT target FROM measurement AS other
+    WHERE other.error IS NULL
+      AND other.kernel >= kernel.kernel AND other.kernel < kernel.kernel || '0'  -- the character after "/"
+    ORDER BY measured_at DESC LIMIT 1
+)
+"""
+_FROM_KERNEL = (_CREATE_DESCRIPTION, _DESCRIBE_LAST_TARGET, "DROP TABLE kernel")
 _CREATE_TUNED = """
 CREATE TABLE tuned_schedule (
     kernel      TEXT NOT NULL,   -- as above
@@ -57,9 +75,10 @@ CREATE TABLE tuned_schedule (
 ) WITHOUT ROWID
 """
 MIGRATIONS = {
-    0: (_CREATE_MEASUREMENT, _CREATE_TUNED, _CREATE_KERNEL),
-    1: (_CREATE_TUNED, _ADD_SLOWDOWN, _CREATE_KERNEL, _ADD_CONFIRMED),
-    2: (_ADD_SLOWDOWN, _CREATE_KERNEL, _ADD_CONFIRMED),
-    3: (_ADD_CONFIRMED,),
+    0: (_CREATE_MEASUREMENT, _CREATE_TUNED, _CREATE_DESCRIPTION),
+    1: (_CREATE_TUNED, _ADD_SLOWDOWN, _CREATE_DESCRIPTION, _ADD_CONFIRMED),
+    2: (_ADD_SLOWDOWN, _CREATE_DESCRIPTION, _ADD_CONFIRMED),
+    3: (_ADD_CONFIRMED, *_FROM_KERNEL),
+    4: _FROM_KERNEL,
 }
 """What makes a file of this schema version one of the present version; 0 is an empty file."""

@@ -34,13 +34,18 @@ class Stage:
                 self._built.move_to_end(key)
         return [key for key in keys if key not in self._built]
 
-    def build(self, key: str, func: tirx.PrimFunc) -> tvm.runtime.Module:
-        """`func`, scheduled and loaded, known as `key` here: now, or before."""
+    def build(self, key: str, func: tirx.PrimFunc) -> tuple[tvm.runtime.Module, tirx.PrimFunc]:
+        """`func`, scheduled and loaded, known as `key` here: now, or before. And the function that was: of one key
+        there are those with more unit axes or fewer, which take other arguments."""
         if key not in self._built:
             self._built[key] = self._bench.build(func), func, divisors(func)
             while len(self._built) > self._most:
                 self._built.popitem(last=False)
-        return self._built[key][0]
+        return self._built[key][:2]
+
+    def forget(self, key: str) -> None:
+        """Keep `key` no longer: it does not run, and would stop each graph that it is in."""
+        self._built.pop(key, None)
 
     def rehearse(
         self,

@@ -101,7 +101,6 @@ class KernelTimer:
         """Launches of a graph that others are held against: where too little of one is known, it is timed beside."""
         self._times = KnownTimes(self.target_key, database)
         self.descriptions = Descriptions(target, schedule == DEFAULT_SCHEDULE)
-        self._described: set[str] = set()  # in the database
         self._patience = Patience()
         self._once: dict[str, float] = {}  # seconds by reserved key
         self._workers: Workers = (
@@ -139,7 +138,11 @@ class KernelTimer:
                 elif todo:
                     self._rehearse(graph(), todo, usual_secs, on_progress)
             self.measuring_secs += time.monotonic() - began
-        return [self._times[kernel, version] for kernel in kernels]
+        found = [self._times[kernel, version] for kernel in kernels]
+        if version == self.graph_version and self.database is not None:  # what a model of costs learns from
+            timed = [kernel for kernel, each in zip(kernels, found, strict=True) if each.ok]
+            self.descriptions.store(timed, self.database, self.target_key, version)
+        return found
 
     @property
     def revision(self) -> int:
@@ -283,8 +286,6 @@ class KernelTimer:
 
     def _learn(self, kernel: MeasurableKernel, answer: Answer, version: str) -> None:
         measurement = _measurement(answer)
-        if measurement.ok:
-            self._store_kernel(kernel)
         # what the kernel has not done itself is not kept: the next process tries again
         self.measured += self._times.learn(known_as(kernel), version, measurement, keep="passing" not in answer)
 
@@ -369,12 +370,6 @@ class KernelTimer:
         ((_number, answer),) = self._workers.answers([request], limit_secs)
         return answer
 
-    def _store_kernel(self, kernel: MeasurableKernel) -> None:
-        """What a model of costs learns from, beside the times."""
-        if self.database is not None and kernel.key not in self._described:
-            self.database.put_kernel(kernel.key, kernel.name, self.descriptions.of(kernel))
-            self._described.add(kernel.key)
-
 
 def _told(steps: Sequence[Step], wanted: Mapping[str, Sequence[int]], times: Mapping[str, Answer]) -> Told:
     """What a rehearsal's `times` tell of the launches `wanted`."""
@@ -393,7 +388,7 @@ def _measurement(answer: Answer) -> Measurement:
 
 def _version_of(schedule: str) -> str:
     if schedule != DEFAULT_SCHEDULE:
-        return schedule
+        return f"{schedule}, tvm {tvm.__version__}.{_METHOD}"
     from rlflow_tvm.kernels import PIPELINE_VERSION  # here, as it is not needed with a schedule of one's own
 
     return f"{PIPELINE_VERSION}.{_METHOD}"

@@ -17,7 +17,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tvm
@@ -102,13 +102,25 @@ def tune(
                 folder = folder or stack.enter_context(_folder(database, timer))
                 found = _tune(kernel, timer, folder, wanted, seed, on_trial)
                 if found is not None:
-                    row = found
+                    row = _better(row, found)
                     database.put_tuned(kernel.key, timer.target_key, timer.version, row)
             done += wanted
             results.append(Tuned(kernel, row or TunedRow(None, None, None, wanted)))
             if on_tuned is not None:
                 on_tuned(results[-1])
     return sorted(results, key=lambda tuned: -shares[tuned.kernel.key])
+
+
+def _better(earlier: TunedRow | None, found: TunedRow) -> TunedRow:
+    """What is to be kept: a schedule that gained more before stays, another machine's among them, or one whose records
+    are gone; but not against a later measurement of the same."""
+    if earlier is None or earlier.trace is None or found.trace == earlier.trace or _gain(found) > _gain(earlier):
+        return found
+    return replace(earlier, trials=found.trials)
+
+
+def _gain(row: TunedRow) -> float:
+    return row.rule_secs / row.run_secs if row.run_secs and row.rule_secs else 0.0
 
 
 def _shares(kernels: Sequence[Kernel], timer: KernelTimer, trials: int) -> dict[str, int]:

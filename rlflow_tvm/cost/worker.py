@@ -125,14 +125,18 @@ class _Worker:
             func = tvm.ir.load_json(request["func"])
             if request["op"] == "difference":
                 return {"difference": self.bench.difference(func, tvm.ir.load_json(request["other"]))}
-            key = request.get("key")
-            built = self.bench.build(func) if key is None or self.stage is None else self.stage.build(key, func)
+            if (key := request.get("key")) is None or self.stage is None:
+                built = self.bench.build(func)
+            else:
+                built, func = self.stage.build(key, func)
             kind = "run"
             if request["op"] == "build":
                 built[ENTRY](*self.bench.arguments(func))
                 return {}
             return self.bench.time(func, built, request["cold"], request["usual_secs"])
         except Exception as error:  # noqa: BLE001  process boundary: whatever a kernel does wrong becomes a value
+            if kind == "run" and self.stage is not None and request["op"] in ("build", "measure"):
+                self.stage.forget(request.get("key", ""))
             failed: dict[str, Any] = {"error": _one_line(error), "error_kind": kind}
             return {**failed, "passing": True} if _is_passing(error) else failed
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import IO, Any
@@ -95,7 +96,8 @@ class WorkerProcess:
             self._connection.close()
             self._connection = None
         if self._process is not None:
-            self._process.kill()
+            with suppress(ProcessLookupError):  # its compiler and linker too; it leads a session of its own
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
         if self._stderr is not None:

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from rlflow_tvm.cost import KernelDatabase, Measurement, default_path
-from rlflow_tvm.cost.database import TunedRow
 from rlflow_tvm.cost.schema import SCHEMA_VERSION
 from rlflow_tvm.errors import CostError
 
@@ -108,6 +107,22 @@ def test_default_path(monkeypatch, tmp_path):
     assert default_path() == tmp_path / "kernels.sqlite"
     monkeypatch.delenv("RLFLOW_TVM_HOME")
     assert default_path().parts[-3:] == (".cache", "rlflow_tvm", "kernels.sqlite")
+    monkeypatch.setenv("RLFLOW_TVM_HOME", "~/prices")
+    assert default_path() == Path.home() / "prices" / "kernels.sqlite"
+
+
+@pytest.mark.parametrize("home", [None, "~/prices"])
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch, home):
+    def homeless(*_):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    monkeypatch.delenv("RLFLOW_TVM_HOME", raising=False)
+    if home is not None:
+        monkeypatch.setenv("RLFLOW_TVM_HOME", home)
+    with pytest.raises(CostError, match=r"no home folder .*set RLFLOW_TVM_HOME"):
+        default_path()
 
 
 def test_other_schema_version(tmp_path):
@@ -119,30 +134,6 @@ def test_other_schema_version(tmp_path):
     with pytest.raises(CostError, match=r"k\.sqlite has schema version 99.*move the file away"):
         KernelDatabase(path)
     assert path.exists()
-
-
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_earlier_schema_is_brought_to_the_present_one(tmp_path, version):
-    path = tmp_path / "k.sqlite"
-    with KernelDatabase(path) as database:
-        database.put("k", "t", "1", GOOD)
-    with sqlite3.connect(path) as raw:  # as that version left it
-        raw.execute("ALTER TABLE measurement DROP COLUMN confirmed")
-        if version < 3:
-            raw.execute("DROP TABLE kernel")
-            raw.execute("ALTER TABLE measurement DROP COLUMN slowdown")
-        if version < 2:
-            raw.execute("DROP TABLE tuned_schedule")
-        raw.execute(f"PRAGMA user_version = {version}")
-    raw.close()
-    row = TunedRow("[]", 1e-3, 2e-3, 16)
-    with KernelDatabase(path) as database:
-        assert database.get("k", "t", "1") == GOOD
-        assert database.get_tuned("k", "t", "1") is None
-        database.put_tuned("k", "t", "1", row)
-    with KernelDatabase(path) as database:
-        assert database.get_tuned("k", "t", "1") == row
-        assert database.get_tuned("k", "t", "2") is None
 
 
 def test_somebody_elses_database(tmp_path):

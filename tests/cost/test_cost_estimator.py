@@ -93,7 +93,7 @@ def take(database: KernelDatabase, folder: Path, only: str = "true") -> None:
     """What is held there."""
     with database.transaction(folder / "k.sqlite") as execute:
         execute(f"INSERT INTO measurement SELECT * FROM other.measurement WHERE {only}")
-        execute("INSERT INTO kernel SELECT * FROM other.kernel")
+        execute("INSERT INTO description SELECT * FROM other.description")
 
 
 def test_by_default_all_is_measured(timer):

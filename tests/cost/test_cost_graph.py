@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 
 import numpy as np
 import pytest
@@ -52,6 +53,22 @@ def test_weight_only_work_is_free(model):
     assert cost.kernels == 1
     assert cost.bytes_moved == 3 * 32 * F32
     assert cost.flops == 32
+
+
+def test_what_is_learnt_from_is_stored_of_known_kernels_too(target, tmp_path):
+    """As of those whose description an earlier version of the database kept for another target alone."""
+    path, mod = tmp_path / "kernels.sqlite", detach(two_layers()).mod
+    seen = []
+    for drop in ("DELETE FROM description", "SELECT 1"):
+        with KernelDatabase(path) as database, KernelTimer(target, database, schedule=SCHEDULE) as timer:
+            CostModel(target, timer=timer).cost(mod)
+            seen.append(database.described(timer.target_key, timer.graph_version))
+            assert timer.measured == (len(seen) == 1)
+        with sqlite3.connect(path) as raw:
+            raw.execute(drop)
+        raw.close()
+    assert len(seen[0]) == 1
+    assert seen[0] == seen[1]
 
 
 def test_nothing_to_do(model):

@@ -107,7 +107,7 @@ def test_a_model_of_something_else_is_refused(other, learned, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"format": "another"}', '{"format": "rlflow_tvm.learned_cost/2"}']
+    "content", ["", "[]", "{}", '{"format": "another"}', '{"format": "rlflow_tvm.learned_cost/3"}']
 )
 def test_another_file_is_refused(content, tmp_path):
     path = tmp_path / "cost.json"

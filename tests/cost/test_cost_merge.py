@@ -40,9 +40,10 @@ def test_what_is_new_is_added_whatever_its_target(tmp_path):
     other = database(tmp_path / "other.sqlite", {"a": GOOD, "b": BAD}, target="a GPU's")
     with KernelDatabase(other) as theirs:
         theirs.put_tuned("a", "a GPU's", "1", TunedRow("[]", 1.0, 2.0, 16))
-        theirs.put_kernel("a", "conv2d", {"flops": 3.0})
+        theirs.describe("a", "a GPU's", "1", "conv2d", {"flops": 3.0})
     before = other.read_bytes()
     with KernelDatabase(database(tmp_path / "ours.sqlite", {"a": secs(7.0)})) as ours:
+        ours.describe("a", "t", "1", "conv2d", {"flops": 4.0})
         assert merge(ours, other) == Merged(added=2, replaced=0, kept=0)
         assert ours.get("a", "t", "1") == secs(7.0)  # another target's numbers are not ours
         assert ours.get("a", "a GPU's", "1") == GOOD
@@ -50,6 +51,7 @@ def test_what_is_new_is_added_whatever_its_target(tmp_path):
         assert ours.get("b", "t", "1") is None
         assert ours.get_tuned("a", "a GPU's", "1") == TunedRow("[]", 1.0, 2.0, 16)
         assert ours.samples("a GPU's", "1") == [("a", {"flops": 3.0}, "", GOOD.run_secs)]
+        assert ours.samples("t", "1") == [("a", {"flops": 4.0}, "", 7.0)]
         assert merge(ours, other) == Merged(added=0, replaced=0, kept=2)
     assert other.read_bytes() == before
 
@@ -169,11 +171,20 @@ def test_what_cannot_be_merged_changes_nothing(tmp_path):
     assert not (tmp_path / "missing.sqlite").exists()
 
 
+def test_a_disturbed_measurement_does_not_take_the_place_of_another(tmp_path):
+    other = database(tmp_path / "other.sqlite", {"a": secs(3.0, slowdown=1.9), "b": secs(4.0, slowdown=1.0)})
+    ours = database(tmp_path / "ours.sqlite", {"a": secs(1.0, slowdown=1.0), "b": secs(5.0, slowdown=1.9)})
+    with KernelDatabase(ours) as held:
+        merge(held, other)
+        assert held.get("a", "t", "1") == secs(1.0, slowdown=1.0)
+        assert held.get("b", "t", "1") == secs(4.0, slowdown=1.0)
+
+
 def test_a_merge_that_fails_half_way_leaves_nothing(tmp_path):
     other = database(tmp_path / "other.sqlite", {"a": GOOD, "b": GOOD})
     with KernelDatabase(tmp_path / "ours.sqlite") as ours:
         with sqlite3.connect(tmp_path / "ours.sqlite") as raw:  # a fault in our own file: the last statement fails
-            raw.execute("DROP TABLE kernel")
+            raw.execute("DROP TABLE description")
         raw.close()
         with pytest.raises(CostError, match="no such table"):
             merge(ours, other)
@@ -202,7 +213,7 @@ def test_samples_are_the_successes_that_have_features(tmp_path):
         held.put("a/01", "other", "1", secs(9.0))
         held.put("e", "t", "1", secs(5.0, slowdown=1.5))
         for key in "abce":
-            held.put_kernel(key, "add", {"flops": 1.0})
+            held.describe(key, "t", "1", "add", {"flops": 1.0})
         assert [(key, cold, run) for key, _, cold, run in held.samples("t", "1")] == [
             ("a", "01", 1.0), ("a", "11", 2.0), ("c", "", 3.0),
         ]  # fmt: skip

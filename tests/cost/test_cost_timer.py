@@ -18,10 +18,12 @@ import tvm
 from cost_kernels import SCHEDULE, FakeKernel, add, endless, far_read, gather, matmul, quotient
 
 from rlflow_tvm.cost import KernelDatabase, KernelTimer, Measurement, bench, target_key, worker_process
+from rlflow_tvm.cost.bench import ENTRY
 from rlflow_tvm.cost.machine import cores, cpu_model
 from rlflow_tvm.cost.place import LinkError
 from rlflow_tvm.cost.rehearsal import Step
 from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
+from rlflow_tvm.cost.stage import Stage
 from rlflow_tvm.cost.worker import _Worker
 from rlflow_tvm.cost.worker_process import WorkerKilledError, WorkerProcess
 from rlflow_tvm.errors import CostError
@@ -72,6 +74,13 @@ def test_integers_can_be_divided(timer, how):
     assert [measurement.error for measurement in measured] == [None] * 3
 
 
+def test_a_kernel_with_more_unit_axes_is_the_same_kernel(timer):
+    """It has the same key, is built once, and takes other arguments."""
+    for func, cold in ((add(1, 50, 33), "000"), (add(50, 33), "111")):
+        (measured,) = timer.measure([FakeKernel(func, "unit axes", cold)])
+        assert measured.error is None
+
+
 def test_build_error(target):
     with KernelTimer(target, schedule="cost_kernels:refuse") as timer:
         (measurement,) = timer.measure([FakeKernel(add(4), "k")])
@@ -86,6 +95,21 @@ def test_run_error(timer):
     (measurement,) = timer.measure([FakeKernel(func, "symbolic")])
     assert measurement.error_kind == "run"
     assert "static shapes" in measurement.error
+
+
+@pytest.mark.parametrize("op", ["build", "measure"])
+def test_a_kernel_that_does_not_run_is_not_kept(op):
+    """It would stop each graph that it is in."""
+
+    def raising(*_):
+        raise RuntimeError("it cannot")
+
+    bench = SimpleNamespace(build=lambda _: {ENTRY: raising}, arguments=lambda _: [], time=raising)
+    worker = object.__new__(_Worker)
+    worker.bench, worker.stage = bench, Stage(bench)
+    request = {"op": op, "key": "k", "func": tvm.ir.save_json(add(4)), "cold": "", "usual_secs": None}
+    assert worker._answer(request)["error_kind"] == "run"
+    assert worker.stage.missing(["k"]) == ["k"]
 
 
 def test_unusable_schedule(target):

@@ -198,6 +198,28 @@ def test_no_other_process_tunes_between_two_kernels(target, tmp_path, monkeypatc
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@pytest.mark.parametrize(
+    ("found", "kept"),
+    [
+        (TunedRow(None, None, None, 32), "old"),
+        (TunedRow("new", 1.0, 1.5, 32), "old"),
+        (TunedRow("new", 1.0, 3.0, 32), "new"),
+        (TunedRow("old", 1.0, 1.1, 32), "new measurement"),
+    ],
+)
+def test_a_better_schedule_is_kept(target, monkeypatch, module, found, kept):
+    """As one that was merged from another machine, of whose trials there are no records here."""
+    (kernel,) = extract_kernels(module, target)
+    monkeypatch.setattr("rlflow_tvm.cost.tuning._tune", lambda *_: found)
+    monkeypatch.setattr(KernelTimer, "measure", lambda *_: [Measurement(run_secs=1.0)])
+    old = TunedRow("old", 1.0, 2.0, 16)
+    with KernelDatabase(":memory:") as database, KernelTimer(target, database) as timer:
+        at = kernel.key, timer.target_key, timer.version
+        database.put_tuned(*at, old)
+        tune([kernel], timer, 32)
+        assert database.get_tuned(*at) == (replace(old, trials=32) if kept == "old" else found)
+
+
 def test_a_schedule_for_another_kernel_is_refused(tuned, target):
     _, _, result = tuned
     with pytest.raises(KernelError, match=r"does not fit it .*tune again"):

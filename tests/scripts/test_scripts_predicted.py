@@ -33,7 +33,7 @@ class Made(KernelTimer):
                 secs = 1e-6 * (1.0 + int(kernel.key[:4], 16) / 16**4)
                 made = Measurement(run_secs=secs, repeats=1, confirmed=True)
                 self.database.put(known_as(kernel), self.target_key, self.graph_version, made)
-                self._store_kernel(kernel)
+        self.descriptions.store(kernels, self.database, self.target_key, self.graph_version)
         return [self.lookup(kernel, in_graph=True) for kernel in kernels]
 
 
