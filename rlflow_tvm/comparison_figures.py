@@ -11,7 +11,7 @@ import numpy as np
 
 from rlflow_tvm.cost import Candidate, EndToEnd, Ratio, ratio_json
 from rlflow_tvm.errors import RewriteError
-from rlflow_tvm.verify import TOLERANCE, range_error
+from rlflow_tvm.verify import TOLERANCE, finite_share, range_error
 
 UNSEARCHED = "rlflow_tvm, unsearched"
 CONVERTED = "rlflow_tvm, ConvertLayout"
@@ -124,6 +124,8 @@ class Comparison:
     reference: str
     constant_outputs: bool = False
     """Whether each of the reference's outputs is one number repeated: then equal outputs prove little."""
+    finite_outputs: float = 1.0
+    """How much of the reference's output of which it is least is neither NaN nor infinite: so with the others."""
 
     def check(self) -> None:
         """RewriteError if a candidate's outputs differ from the reference's by more than `verify.TOLERANCE`."""
@@ -143,6 +145,7 @@ class Comparison:
             **self.gains[0].to_json(),
             "reference": self.reference,
             "constant_outputs": self.constant_outputs,
+            "finite_outputs": self.finite_outputs,
             "searches": [
                 {"label": each.label, "candidate": searched_name(each.label), **each.to_json()} for each in self.gains
             ],
@@ -190,6 +193,7 @@ def summary(measured: Mapping[str, EndToEnd], candidates: Mapping[str, Candidate
         ratio(TVM_DEFAULT, UNSEARCHED),
         reference,
         constant_outputs=_constant(expected),
+        finite_outputs=finite_share(expected),
     )
 
 

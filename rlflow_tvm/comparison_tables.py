@@ -9,6 +9,7 @@ from rich.table import Table
 
 from rlflow_tvm.comparison_figures import Comparison, Gains, Row
 from rlflow_tvm.cost import LEAST_ROUNDS, Ratio
+from rlflow_tvm.verify import ENOUGH_FINITE
 
 _NAME = "candidate"
 _COSTS = ("compile, s", "peak memory, MiB", "kernels")
@@ -48,6 +49,9 @@ def lines(result: Comparison) -> list[str]:
     told = []
     if result.constant_outputs:
         told.append(f"every output of {result.reference} is one number repeated: that they are equal proves little")
+    if result.finite_outputs < ENOUGH_FINITE:
+        share = 100 * (1 - result.finite_outputs)
+        told.append(f"{share:.0f} % of an output of {result.reference} is NaN or infinite: equal outputs prove little")
     if result.gains[0].graph.interval is None:
         told.append(f"no 95 % intervals: they need {LEAST_ROUNDS} rounds")
     if result.kernel_gain is not None:

@@ -10,6 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from rlflow_tvm.cost.machine import device_of
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.ir import Detached, extent_along
@@ -22,6 +23,8 @@ TOLERANCE = 1e-3
 """Largest difference allowed, as a share of the output's range: rewriting changes the order of float sums. Of integers
 and booleans also the share of elements that may differ."""
 _FILLED = 5e3  # and a hundred times all that is below
+_SMALL = 0.01  # share of the whole's range, of a slice that has a range of its own
+_ENOUGH_TO_RANGE = 16  # elements
 
 
 def run_module(
@@ -29,9 +32,12 @@ def run_module(
 ) -> list[np.ndarray]:
     """Compile `mod` (bound form) with our pipeline, run it once on the target's device here; outputs in order, tuples
     flattened."""
-    kind = target.kind.name
-    executable = tvm.compile(mod, target, relax_pipeline=pipeline(target, choices))
-    return run_executable(executable, inputs, tvm.device("cpu" if kind == "llvm" else kind))
+    return run_executable(build_module(mod, target, choices), inputs, device_of(target))
+
+
+def build_module(mod: tvm.IRModule, target: tvm.target.Target, choices: Choices = BY_SHAPE) -> tvm.runtime.Executable:
+    """Compile `mod` (bound form) with our pipeline."""
+    return tvm.compile(mod, target, relax_pipeline=pipeline(target, choices))
 
 
 def run_executable(
@@ -57,9 +63,10 @@ def range_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) ->
     """Largest absolute difference, divided by the range (max - min) of the expected output it occurs in; at
     least 1 where of integers or booleans a larger share of elements than `TOLERANCE` differ.
 
-    Fillings such as -1e9 have a range of their own. The range counts as at least a hundredth of the largest magnitude,
-    so that an output that is constant but for rounding has one. Infinite where shapes or counts differ, or NaN and the
-    two infinities are not the same in place.
+    Fillings such as -1e9 have a range of their own, and so have slices beside which the rest is large
+    (`_slices_error`). The range counts as at least a hundredth of the largest magnitude, so that an output that is
+    constant but for rounding has one. Infinite where shapes or counts differ, or NaN and the two infinities are not the
+    same in place.
     """
     if len(actual) != len(expected):
         return float("inf")
@@ -67,17 +74,44 @@ def range_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) ->
     for a, b in zip(actual, expected, strict=True):
         if a.shape == b.shape and b.dtype.kind in "iub" and b.size and np.mean(a != b) > TOLERANCE:
             worst = max(worst, 1.0)
+        floats = b.dtype.kind not in "iub"
         a, b = a.astype(np.float64), b.astype(np.float64)
         finite = np.isfinite(b)
         if a.shape != b.shape or not np.isfinite(a[finite]).all():
             return float("inf")
         if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
             return float("inf")
-        for part in _parts(b[finite]):
+        parts = _parts(b[finite])
+        for part in parts:
             found, wanted = a[finite][part], b[finite][part]
             difference = float(np.abs(found - wanted).max())
-            extent = max(float(np.ptp(wanted)), 0.01 * float(np.abs(wanted).max()))
+            extent = float(_extent(wanted))
             worst = max(worst, difference / extent if extent else float(difference > 0))
+        if floats and len(parts) == 1 and finite.all():
+            worst = max(worst, _slices_error(a, b))
+    return worst
+
+
+def _extent(values: np.ndarray) -> np.ndarray:
+    """The range along the last axis, at least a hundredth of the largest magnitude."""
+    return np.maximum(np.ptp(values, axis=-1), 0.01 * np.abs(values).max(axis=-1))
+
+
+def _slices_error(found: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest difference in slices, along the second axis and the last, whose range is less than a hundredth of the
+    whole's: of a detector's output the scores beside the coordinates, which could all be wrong else. As a share of ten
+    times the slice's range (few elements carry what rounding leaves of larger ones), at least a hundredth of the
+    whole's."""
+    worst, whole = 0.0, float(_extent(wanted.ravel()))
+    for axis in {1, wanted.ndim - 1} if wanted.ndim > 1 else ():
+        if wanted.size < _ENOUGH_TO_RANGE * wanted.shape[axis]:
+            continue
+        a, b = (np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1) for each in (found, wanted))
+        extents = _extent(b)
+        small = extents < _SMALL * whole
+        if small.any():
+            differences = np.abs(a[small] - b[small]).max(axis=1)
+            worst = max(worst, float((differences / np.maximum(10 * extents[small], _SMALL * whole)).max()))
     return worst
 
 
@@ -137,6 +171,8 @@ class Comparison:
             expected = self._run(start)
             finite = finite_share(expected)
             visible = min((_visible_share(output) for output in expected), default=1.0)
+            if any(map(_is_few_floats, expected)) and finite >= ENOUGH_FINITE:
+                visible *= self._is_varied(start, expected, draw, seed)
             if (finite, visible) > best:
                 best, chosen = (finite, visible), (self._inputs, weights, expected)
             if finite == 1.0 and visible >= _ENOUGH_VISIBLE:
@@ -149,14 +185,28 @@ class Comparison:
             )
         if best[1] <= TOLERANCE:
             log.warning(
-                "the outputs can hardly be compared: all but %.2f %% of one of them is one value on random inputs, "
-                "with the model's own weights too: a wrong rewrite might not show",
+                "the outputs can hardly be compared: all but %.2f %% of one of them is one value or two on random "
+                "inputs, with the model's own weights too: a wrong rewrite might not show",
                 100 * best[1],
             )
         self._inputs, self._weights, self._expected = chosen
 
     def _run(self, state: GraphState, choices: Choices = BY_SHAPE) -> list[np.ndarray]:
         return run_module(Detached(state.mod, self._weights).bind(), self._target, self._inputs, choices)
+
+    def _is_varied(self, start: GraphState, expected: Sequence[np.ndarray], draw: _Draw, seed: int) -> bool:
+        """Whether each output of a few floats has more than two values, for these inputs and others: else it is
+        saturated, as a sigmoid that is 0 or 1 whatever comes."""
+        few = [i for i, output in enumerate(expected) if _is_few_floats(output)]
+        seen = [expected]
+        if others := range(1, -(-_NUMBERS // min(expected[i].size for i in few))):
+            bound = Detached(start.mod, self._weights).bind()
+            executable, device = build_module(bound, self._target), device_of(self._target)
+            for other in others:
+                drawn = random_inputs(start.mod, seed + other).values()
+                inputs = [positive(array) if draw.positive else array for array in drawn]
+                seen.append(run_executable(executable, inputs, device))
+        return all(_distinct(np.concatenate([outputs[i].ravel() for outputs in seen])) > 2 for i in few)
 
     def error(self, state: GraphState, choices: Choices = BY_SHAPE) -> float:
         """Largest difference between `state`'s outputs and the start's, as a share of the output's range; infinite
@@ -235,6 +285,8 @@ _DRAWS = (
     _Draw(own=True, positive=True),
 )
 _ENOUGH_VISIBLE = 0.1
+_FEW = 16  # elements of an output, of which no share can be told
+_NUMBERS = 4  # of such an output that are looked at, from as many runs as it takes
 ENOUGH_FINITE = 0.5
 """Of each output; else a difference may not show: NaN is as good as another."""
 
@@ -249,10 +301,20 @@ def positive(array: np.ndarray) -> np.ndarray:
     return array if array.dtype.kind in "iub" else np.abs(array)
 
 
+def _is_few_floats(output: np.ndarray) -> bool:
+    return 0 < output.size <= _FEW and output.dtype.kind not in "iub"
+
+
+def _distinct(values: np.ndarray) -> int:
+    """How many finite values there are that are further apart than the tolerance."""
+    values = np.sort(values[np.isfinite(values)].astype(np.float64))
+    return 1 + int((np.diff(values) > TOLERANCE * np.ptp(values)).sum()) if values.size else 0
+
+
 def _visible_share(output: np.ndarray) -> float:
     """How many of the output's finite elements differ from their median by more than the tolerance, of integers and
     booleans from the most frequent: a change of the others could not be seen. 1 for outputs of a few elements."""
-    if output.size <= 16:
+    if output.size <= _FEW:
         return 1.0
     if output.dtype.kind in "iub":
         return 1.0 - np.unique(output, return_counts=True)[1].max() / output.size

@@ -165,6 +165,37 @@ def test_what_is_filled_in_does_not_hide_the_rest():
     assert range_error([large + 1.0], [large]) == pytest.approx(1e-6, rel=1e-3)
 
 
+@pytest.mark.parametrize("axis", [1, 2])
+def test_large_coordinates_do_not_hide_small_scores(axis):
+    """As a detector gives them, in one output."""
+    rng = np.random.default_rng(0)
+    boxes, scores = 640 * rng.random((1, 4, 300)), rng.random((1, 80, 300))
+    expected = np.moveaxis(np.concatenate([boxes, scores], 1), 1, axis).astype("float32")
+    wrong = np.moveaxis(np.concatenate([boxes, scores[:, ::-1]], 1), 1, axis).astype("float32")
+    assert range_error([wrong], [expected]) > 0.05
+    assert range_error([expected * (1 + 1e-5)], [expected]) < 1e-4
+    rounded = expected + rng.normal(0, 640 * 1e-6, expected.shape).astype("float32")
+    assert range_error([rounded], [expected]) <= TOLERANCE, "as sums of large numbers leave it"
+
+
+def saturated(emit, x, w, v):
+    for _ in range(8):
+        x = emit(rx.add(x, emit(rx.matmul(x, w))))
+    return rx.sigmoid(emit(rx.matmul(x, v)))
+
+
+def test_an_output_of_one_number_is_not_left_saturated(caplog):
+    mod = module({"x": (1, 64)}, {"w": (64, 64), "v": (64, 1)}, saturated)
+    doubled = RewriteRule("doubled", "none", "sigmoid(x) => sigmoid(add(x, x))")
+    weights = {"w": near_one(64, 64), "v": np.random.default_rng(0).standard_normal((64, 1)).astype("float32") / 16}
+    with pytest.raises(RewriteError, match="first after doubled@"):
+        check_state(rewritten(mod, weights, doubled), TARGET)
+    assert not caplog.text
+    weights["v"] *= 1e4  # with which all of them saturate it
+    assert check_state(rewritten(mod, weights, doubled), TARGET) <= TOLERANCE
+    assert re.search(r"is one value or two on random inputs.* might not show", caplog.text)
+
+
 def test_a_saturated_output_of_narrow_floats_is_seen_to_be():
     x = np.zeros(100)
     x[0] = 1.0

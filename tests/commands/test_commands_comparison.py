@@ -220,6 +220,19 @@ def test_constant_outputs_are_told() -> None:
     assert not constant(np.float32(1.0).reshape(()))
 
 
+def test_outputs_that_are_not_finite_are_told() -> None:
+    candidates = {name: Candidate("tvm", name) for name in (SEARCHED, UNSEARCHED)}
+
+    def told(*outputs: np.ndarray) -> str:
+        measured = {name: EndToEnd(((1e-3,),), outputs) for name in candidates}
+        return "\n".join(comparison_tables.lines(summary(measured, candidates, ["searched"])))
+
+    good, bad = np.arange(3, dtype="float32"), np.array([np.nan, np.inf, 1.0], "float32")
+    assert "67 % of an output" in told(good, bad)
+    assert "100 % of an output" in told(np.float32(np.nan).reshape(()))
+    assert "of an output" not in told(good)
+
+
 def test_ratios_are_of_rounds_and_their_median_has_an_interval() -> None:
     old, new = (EndToEnd(tuple((secs,) for secs in rounds), ()) for rounds in ((2.0, 3.0, 8.0), (1.0, 2.0, 1.0)))
     assert Ratio.of(old, new) == Ratio(2.0, None)
