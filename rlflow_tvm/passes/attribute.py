@@ -7,7 +7,6 @@ evaluated here by a closed list of nodes and functions: text from a rule file is
 from __future__ import annotations
 
 import ast
-import math
 import operator
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ from rlflow_tvm.errors import RewriteError
 
 _LONGEST = 4096
 """Of the tuples and texts that an expression makes, at most: one of a rule file could fill the memory otherwise."""
+_MOST_BITS = 4096
+"""Likewise, of whole numbers."""
 _ITEMS = (tuple, str, bytes)
 
 
@@ -144,6 +145,8 @@ def _sum(a: Any, b: Any) -> Any:
 
 
 def _product(a: Any, b: Any) -> Any:
+    if isinstance(a, int) and isinstance(b, int) and a.bit_length() + b.bit_length() > _MOST_BITS:
+        raise ValueError(f"a number of more than {_MOST_BITS} bits")
     for items, count in ((a, b), (b, a)):
         if isinstance(items, _ITEMS) and isinstance(count, int) and len(items) * count > _LONGEST:
             raise ValueError(f"more than {_LONGEST} items")
@@ -154,6 +157,20 @@ def _remainder(a: Any, b: Any) -> Any:
     if isinstance(a, str | bytes):
         raise TypeError("a text is not formatted")  # as wide as it asks for
     return a % b
+
+
+def _quotient(a: Any, b: Any) -> Fraction:
+    """Exact: of numbers that become scalar constants."""
+    if isinstance(a, _ITEMS) or isinstance(b, _ITEMS):
+        raise TypeError("no number")  # Fraction reads texts, and 1e999999999 is one
+    return Fraction(a) / Fraction(b)
+
+
+def _all_multiplied(values: tuple[Any, ...]) -> Any:
+    found: Any = 1
+    for value in values:
+        found = _product(found, value)
+    return found
 
 
 def compose(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
@@ -243,7 +260,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "compose": compose,
     "inverse": inverse,
     "swap_last": swap_last,
-    "prod": math.prod,
+    "prod": _all_multiplied,
     "len": len,
     "min": min,
     "max": max,
@@ -273,7 +290,7 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Mult: _product,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: _remainder,
-    ast.Div: lambda a, b: Fraction(a) / Fraction(b),  # exact: of numbers that become scalar constants
+    ast.Div: _quotient,
 }
 _COMPARE: dict[type, Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,

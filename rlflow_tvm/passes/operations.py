@@ -20,11 +20,11 @@ from rlflow_tvm.passes.graph import Graph
 _MOVES = frozenset(
     f"relax.{name}"
     for name in (
-        *("arange", "astype", "broadcast_to", "collapse_sum_like", "concat", "expand_dims", "flatten", "flip", "full"),
+        *("arange", "astype", "broadcast_to", "concat", "expand_dims", "flatten", "flip", "full"),
         *("full_like", "gather_elements", "gather_nd", "layout_transform", "one_hot", "ones", "ones_like"),
         *("permute_dims", "repeat", "reshape", "scatter_elements", "scatter_nd", "shape_of", "shape_to_tensor"),
         *("split", "squeeze", "stack", "strided_slice", "take", "tensor_to_shape", "tile", "tril", "triu"),
-        *("zeros", "zeros_like"),
+        *("nn.pad", "zeros", "zeros_like"),
     )
 )
 """Operators that calculate nothing."""
@@ -33,7 +33,7 @@ _REDUCTIONS = frozenset(
     f"relax.{name}"
     for name in (
         *("argmax", "argmin", "collapse_sum_to", "cumprod", "cumsum", "max", "mean", "min", "prod", "std", "sum"),
-        *("nn.adaptive_avg_pool2d", "variance"),
+        *("collapse_sum_like", "nn.adaptive_avg_pool2d", "variance"),
     )
 )
 """One operation for each element of the input."""

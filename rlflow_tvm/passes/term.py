@@ -17,6 +17,7 @@ import ast
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes.attribute import Attribute
@@ -120,6 +121,10 @@ def depth(term: Term) -> int:
     return 1 + depth(term.term) if isinstance(term, Item) else 0
 
 
+_MOST_SUBTERMS = 1000
+"""Of a term with a name: where each of many names uses the one before twice, the last would be endless."""
+
+
 def parse_equation(text: str) -> Equation:
     """Read `LEFT[, LEFT] => RIGHT[, RIGHT] [where name = ...; name = ...]`; RewriteError says what is wrong."""
     sides = text.split("=>")
@@ -138,6 +143,10 @@ def parse_equation(text: str) -> Equation:
         tree = _expression(value, text)
         if _is_term(tree):
             terms[name.strip()] = _term(tree, terms, text)
+            if sum(1 for _ in islice(subterms(terms[name.strip()]), _MOST_SUBTERMS + 1)) > _MOST_SUBTERMS:
+                raise RewriteError(
+                    f"rule text {text!r}: {name.strip()} is more than {_MOST_SUBTERMS} terms, written out: shorten it"
+                )
         else:
             lets.append((name.strip(), Attribute(ast.unparse(tree))))
     read = {each.id for each in ast.walk(_expression(sides[0], text)) if isinstance(each, ast.Name)}

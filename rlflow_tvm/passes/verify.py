@@ -49,7 +49,7 @@ from rlflow_tvm.passes.proof.sampling import (
 )
 from rlflow_tvm.passes.rule import RewriteRule
 
-PROOF_VERSION = 7
+PROOF_VERSION = 8
 """Of the proofs: raise it when meanings, domains or samples change, and prove the catalogue again."""
 
 INSTANCES = 60

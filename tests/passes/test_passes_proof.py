@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from fractions import Fraction
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -272,6 +273,14 @@ def test_near_misses_are_not_steered():
     misses = list(Sampler(rule).near_misses(100))
     assert len(misses) > 20
     assert {condition for _, condition in misses} == {"shape(x) == shape(y)"}
+
+
+@pytest.mark.parametrize("rule", [r for r in CATALOGUE if "Unary[f]" in r.text][:6], ids=lambda rule: rule.name)
+def test_every_member_of_a_class_is_tried(rule):
+    """By chance one of thirteen would be missing from sixty samples of some rule."""
+    found = {sample.env["f"][0] for sample in islice(Sampler(rule).samples(4000), 60)}
+    possible = {sample.env["f"][0] for seed in range(1, 5) for sample in islice(Sampler(rule, seed).samples(4000), 400)}
+    assert found == possible
 
 
 def test_the_same_seed_gives_the_same_samples():

@@ -219,11 +219,25 @@ def test_attribute_expressions(text, value):
         "swap_last(10000000000)",
         "normal(None, 10000000000)",
         "constant_along([1], [0], 10000000000)",
+        "prod(range(1, 4097))",
+        "prod(range(1, 400)) * prod(range(1, 400))",
     ],
 )
 def test_attribute_expression_that_would_fill_the_memory_is_refused(text):
     with pytest.raises(RewriteError, match=r"more than 4096|is not formatted"):
         Attribute(text).value({})
+
+
+def test_a_text_is_no_number():
+    """One of a few letters may have a thousand million digits."""
+    with pytest.raises(RewriteError, match="no number"):
+        Attribute("'1e999999999' / 1").value({})
+
+
+def test_names_that_use_each_other_twice_are_refused():
+    lets = "; ".join(["t0 = add(x, x)"] + [f"t{i} = add(t{i - 1}, t{i - 1})" for i in range(1, 40)])
+    with pytest.raises(RewriteError, match="t8 is more than 1000 terms, written out"):
+        RewriteRule("doubled", "none", f"relu(x) => t39 where {lets}")
 
 
 def test_left_term_that_would_have_too_many_forms_is_refused():

@@ -119,6 +119,7 @@ class Sampler:
     def __init__(self, rule: RewriteRule, seed: int = 0) -> None:
         self.rule = rule
         self._rng = np.random.default_rng(seed)
+        self._turn = 0
         needed = (_needed_weight(part) for condition in rule.conditions for part in condition.conjuncts)
         self._weights = {name for name in needed if name is not None}
         self._variables = rule.tensors(rule.equation.left)
@@ -155,7 +156,8 @@ class Sampler:
     def _draw(self, weights: set[str], steering: Steering) -> _Draw | None:
         integers = self._integers and self._rng.random() < _OF_INTEGERS
         dtype = INTEGERS[int(self._rng.integers(len(INTEGERS)))] if integers else FLOAT
-        draw = _Draw(Dice(self._rng), dtype, self.rule, frozenset(weights), self._indices, steering)
+        draw = _Draw(Dice(self._rng), dtype, self.rule, frozenset(weights), self._indices, steering, self._turn)
+        self._turn += 1
         try:
             draw.left()
         except RewriteError:
@@ -192,10 +194,10 @@ class _Draw:
 
     def __init__(
         self, dice: Dice, dtype: str, rule: RewriteRule, weights: frozenset[str], indices: frozenset[str],
-        steering: Steering,
+        steering: Steering, turn: int,
     ) -> None:  # fmt: skip
         self._dice, self._dtype, self._rule, self._weights, self._indices = dice, dtype, rule, weights, indices
-        self._steering = steering
+        self._steering, self._turn = steering, turn
         self._bounds: dict[str, tuple[int, int]] = {}  # of positions: the least, and where they end
         self._domain = Shapes(dtype)
         self.failed = ""
@@ -295,7 +297,9 @@ class _Draw:
         names = CLASSES[term.head]
         if self._dtype != FLOAT:
             names = tuple(name for name in names if name not in NOT_FOR_INTEGERS)
-        return self._dice.pick(names), {}
+        # in turns, all members of one class with each of another: by chance one would be left out of a proof
+        self._turn, chosen = divmod(self._turn, len(names))
+        return names[chosen], {}
 
     def _known(self, term: Apply) -> dict[str, Any]:
         """The attributes of `term` that what is bound so far determines."""

@@ -34,11 +34,11 @@ RULES = (
     ),
     RewriteRule(
         "distribute_scale", "algebra", "multiply(Linear[f](x, y), s) => Linear[f](multiply(x, s), multiply(y, s))",
-        when=("not is_weight(x)", "not is_weight(y)"),
+        when=("not is_weight(x)", "not is_weight(y)", _IN_ORDER),
     ),
     RewriteRule(
         "factor_scale", "algebra", "Linear[f](multiply(x, s), multiply(y, s)) => multiply(Linear[f](x, y), s)",
-        symmetric=False,
+        when=(_IN_ORDER,), symmetric=False,
     ),
     RewriteRule("double_to_scale", "algebra", "add(x, x) => multiply(x, 2.0)", symmetric=True),
     RewriteRule("scale_to_double", "algebra", "multiply(x, 2.0) => add(x, x)"),
@@ -62,11 +62,11 @@ RULES = (
     ),
     RewriteRule(
         "distribute_divide", "algebra", "divide(Linear[f](x, y), s) => Linear[f](divide(x, s), divide(y, s))",
-        when=("is_float(x)",),
+        when=("is_float(x)", _IN_ORDER),
     ),
     RewriteRule(
         "factor_divide", "algebra", "Linear[f](divide(x, s), divide(y, s)) => divide(Linear[f](x, y), s)",
-        when=("is_float(x)",),
+        when=("is_float(x)", _IN_ORDER),
     ),
     RewriteRule(
         "divide_by_number", "algebra", "divide(x, number(c)) => multiply(x, number(1 / c))",

@@ -124,7 +124,8 @@ RULES = (
     ),
     RewriteRule(
         "matmul_distribute_difference", "motion",
-        "matmul(subtract(x, y), a) => subtract(matmul(x, a), matmul(y, a))", when=("shape(x) == shape(y)",),
+        "matmul(subtract(x, y), a) => subtract(matmul(x, a), matmul(y, a))",
+        when=("shape(x) == shape(y)", 'dtype(x) != "float16"'),  # in which both may be infinite
     ),
     RewriteRule(
         "matmul_factor_difference", "motion",

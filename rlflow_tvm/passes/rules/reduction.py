@@ -104,7 +104,7 @@ RULES = (
     RewriteRule(
         "sum_of_matmul_rows", "reduction",
         "sum(matmul(x, w), axis=a, keepdims=True) => matmul(sum(x, axis=a, keepdims=True), w)",
-        when=("rank(w) == 2", "rank(x) >= 2", "rank(x) - 1 not in normal(a, rank(x))"),
+        when=("rank(w) == 2", "rank(x) >= 2", "rank(x) - 1 not in normal(a, rank(x))", _IN_RANGE),
     ),
     RewriteRule(
         "mean_of_matmul_rows", "reduction",
