@@ -58,7 +58,8 @@ def sum_in_float32(builder: relax.BlockBuilder, call: relax.Call) -> relax.Call:
     if getattr(attrs, "out_dtype", None) is not None or getattr(attrs, "dtype", None) is not None:
         info = type(attrs).__tvm_ffi_type_info__
         fields = {field.name: getattr(attrs, field.name) for field in info.fields}
-        fields.update({name: None for name in ("out_dtype", "dtype") if name in fields})
+        # named, as operands that are no halves stay what they are: integers would be summed in their own type
+        fields.update({name: tvm.DataType(_WIDE) for name in ("out_dtype", "dtype") if fields.get(name) is not None})
         attrs = tvm.ir.make_node(info.type_key, **fields)
     return builder.normalize(relax.Call(call.op, args, attrs, call.ty_args))
 

@@ -28,6 +28,7 @@ from .extrema import EXTREMA
 from .half import is_half_sum, sum_in_float32
 from .llvm import implementations as llvm
 from .norms import NORMS
+from .target import default_target
 
 Key = tuple
 
@@ -69,12 +70,15 @@ class Legalizer:
         self._legalize_table = LEGALIZE[target.kind.name]
         self._implementations = IMPLEMENTATIONS[target.kind.name]
         self._passes: dict[tuple[str, str] | None, tvm.transform.Pass] = {None: _legalize_pass(self._legalize_table)}
+        # work on weights alone is done on the host: what a GPU's legalisation makes of a sort binds threads
+        self._host = None if target.kind.name == "llvm" else default_target()
+        self._host_pass = _legalize_pass(LEGALIZE["llvm"])
         self._templates: dict[Key, Template] = {}
         self._global_vars: dict[str, tvm.ir.GlobalVar] = {}
         self._prim_funcs: dict[str, tirx.PrimFunc] = {}
         self._given: dict[tirx.PrimFunc, tvm.ir.GlobalVar] = {}
         self._second: dict[relax.Binding, relax.Expr] = {}
-        self._legal: dict[tuple[relax.Binding, bool | tirx.PrimFunc], _Legal] = {}
+        self._legal: dict[tuple[relax.Binding, bool | tirx.PrimFunc, bool], _Legal] = {}
 
     def __call__(self, flow: Dataflow) -> tuple[Dataflow, dict[str, tirx.PrimFunc]]:
         """`flow` with its operators as `call_tir`, and the PrimFuncs that it calls, by name.
@@ -92,10 +96,11 @@ class Legalizer:
         for node in flow.nodes:
             callee = _callee(node, given) if given else None
             weight = node.op in self._implementations and self._second_operand(node) in constant
-            key = (node.binding, weight if callee is None else callee)
+            on_host = self._host is not None and constant.issuperset(node.inputs)
+            key = (node.binding, weight if callee is None else callee, on_host)
             legal = self._legal.get(key)
             if legal is None:
-                legal = self._legalize(node, weight) if callee is None else self._adopt(node, callee)
+                legal = self._legalize(node, weight, on_host) if callee is None else self._adopt(node, callee)
                 self._legal[key] = legal
             nodes += legal.nodes
             for name in legal.prim_funcs:
@@ -132,7 +137,7 @@ class Legalizer:
         renamed = relax.Call(call.op, [global_var, *call.args[1:]], call.attrs, call.ty_args)
         return _Legal.of([bound(node.var, renamed, call.ty)], [global_var.name_hint])
 
-    def _legalize(self, node: Node, weight: bool) -> _Legal:
+    def _legalize(self, node: Node, weight: bool, on_host: bool) -> _Legal:
         call = node.value
         if not isinstance(call, relax.Call) or not isinstance(call.op, tvm.ir.Op) or call.op == _CALL_TIR:
             return _Legal.of([node])
@@ -141,32 +146,33 @@ class Legalizer:
             view = relax.Call(_RESHAPE, [call.args[0], node.var.ty.shape])
             return _Legal.of([bound(node.var, view, node.var.ty)])
         arguments = [_argument_key(arg) for arg in call.args]
-        key = (node.op, weight, _attrs_key(call.attrs), *map(str, call.ty_args), *arguments)
+        key = (node.op, weight, on_host, _attrs_key(call.attrs), *map(str, call.ty_args), *arguments)
         template = self._templates.get(key)
         if template is None:
-            template = self._templates[key] = self._make_template(call, node.inputs, weight)
+            template = self._templates[key] = self._make_template(call, node.inputs, weight, on_host)
         nodes = template.in_place_of(node)
         return _Legal.of(nodes, [each.value.args[0].name_hint for each in nodes if each.op == _CALL_TIR.name])
 
-    def _make_template(self, call: relax.Call, variables: Sequence[relax.Var], weight: bool) -> Template:
+    def _make_template(self, call: relax.Call, variables: Sequence[relax.Var], weight: bool, on_host: bool) -> Template:
+        target = self._host if on_host and self._host is not None else self._target
         params = [relax.Var(f"x{i}", var.ty) for i, var in enumerate(variables)]
         inputs = iter(params)
         alone = relax.Call(call.op, [_rename(arg, inputs) for arg in call.args], call.attrs, call.ty_args)
         builder = relax.BlockBuilder()
         with builder.function("main", params):
             with builder.dataflow():
-                if is_half_sum(call, self._target):
+                if is_half_sum(call, target):
                     alone = sum_in_float32(builder, alone)
                     output = builder.emit_output(relax.op.astype(builder.emit(alone), str(call.ty.dtype)))
                 else:
                     output = builder.emit_output(alone)
             builder.emit_func_output(output)
         module = builder.finalize()
-        legalize = self._pass_for(alone, weight)
+        legalize = self._host_pass if on_host else self._pass_for(alone, weight)
         try:
             if not _is_training(call):
                 module = relax.transform.DecomposeOpsForInference()(module)
-            with self._target:
+            with target:
                 module = legalize(module)
         except RlflowError:
             raise
@@ -191,13 +197,13 @@ class Legalizer:
             bindings.append(relax.VarBinding(binding.var, value))
         made = bindings[-1].var
         if isinstance(call.ty, relax.TensorType) and made.ty.dtype != call.ty.dtype:  # TVM's mean of int32 gives int64
-            bindings.append(relax.VarBinding(relax.DataflowVar("gv", call.ty), self._cast(made, call.ty)))
+            bindings.append(relax.VarBinding(relax.DataflowVar("gv", call.ty), self._cast(made, call.ty, on_host)))
         return Template(tuple(main.params), tuple(bindings))
 
-    def _cast(self, var: relax.Var, ty: relax.TensorType) -> relax.Call:
+    def _cast(self, var: relax.Var, ty: relax.TensorType, on_host: bool) -> relax.Call:
         """The call of a kernel that gives `var` in the element type of `ty`."""
         call = relax.BlockBuilder().normalize(relax.op.astype(var, ty.dtype))
-        (cast,) = self._make_template(call, [var], weight=False).bindings
+        (cast,) = self._make_template(call, [var], False, on_host).bindings
         return relax.Call(cast.value.op, [cast.value.args[0], relax.Tuple([var])], cast.value.attrs, [ty])
 
     def _pass_for(self, call: relax.Call, weight: bool) -> tvm.transform.Pass:

@@ -103,9 +103,12 @@ def inline_producers(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> list[SBlock
 
 
 def inlined_maps(sch: s_tir.Schedule) -> list[SBlockRV] | None:
-    """Where the function is all mapping blocks: its outputs, with everything else inlined into them. Or None."""
+    """Where the function is all mapping blocks, each of one store: its outputs, with everything else inlined into them.
+    Or None: a block without axes that sorts is no mapping."""
     blocks = leaf_blocks(sch)
     if not blocks or any(set(block_kinds(sch, block)) - {"S"} for block in blocks):
+        return None
+    if not all(isinstance(sch.get(block).body, tirx.BufferStore) for block in blocks):
         return None
     return inline_producers(sch, blocks)
 

@@ -68,6 +68,8 @@ class WeightSplitter:
                 early[node.var] = node
             else:
                 runtime.append(node)
+        if shapes:
+            flow = Dataflow(flow.params, flow.inputs, flow.nodes, substitute(flow.output, shapes), flow.attrs)
         return self._assemble(flow, weights, early, runtime)
 
     def _assemble(

@@ -197,3 +197,15 @@ def test_a_transformer_in_halves(dtype: str, allowed: float) -> None:
     expected = run_module(mod, TARGET, inputs)
     found = run_module(to_half(mod, dtype), TARGET, inputs)
     assert range_error([each.astype("float32") for each in found], expected) <= allowed
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_integers_that_are_to_be_halves_are_not_summed_as_integers(dtype: str) -> None:
+    summed = _run(module_of(lambda x: rx.cumsum(x, 0, dtype=dtype), [relax.Var("x", relax.TensorType((2,), "int8"))]),
+                  [np.array([100, 100], "int8")])  # fmt: skip
+    assert summed.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(summed.astype("float32"), [100, 200])
+    params = [relax.Var(name, relax.TensorType(shape, "int8")) for name, shape in (("x", (1, 4)), ("w", (4, 2)))]
+    product = _run(module_of(lambda x, w: rx.matmul(x, w, out_dtype=dtype), params),
+                   [np.full((1, 4), 100, "int8"), np.full((4, 2), 2, "int8")])  # fmt: skip
+    np.testing.assert_array_equal(product.astype("float32"), 800)

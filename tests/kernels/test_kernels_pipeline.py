@@ -290,3 +290,22 @@ def test_weights_without_values_are_inputs() -> None:
     left, right = random_arrays([(3, 8), (8, 5)])
     result = machine["main"](tvm.runtime.tensor(left), tvm.runtime.tensor(right))
     np.testing.assert_allclose(result.numpy(), left @ right, rtol=1e-4, atol=1e-5)
+
+
+def test_a_shape_is_returned() -> None:
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    for build in (op.shape_of, lambda x: relax.Tuple([op.exp(x), op.shape_of(x)])):
+        builder = relax.BlockBuilder()
+        with builder.function("main", [x]):
+            with builder.dataflow():
+                output = builder.emit_output(builder.normalize(build(x)))
+            builder.emit_func_output(output)
+        executable = tvm.compile(builder.finalize(), TARGET, relax_pipeline=pipeline(TARGET))
+        found = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(np.ones((2, 3), "float32")))
+        assert tuple(found if build is op.shape_of else found[1]) == (2, 3)
+
+
+def test_two_long_pieces_are_joined_by_several_threads() -> None:
+    target = tvm.target.Target({"kind": "llvm", "mcpu": TARGET.attrs["mcpu"], "num-cores": 8})
+    (kernel,) = extract_kernels(graph(lambda a, b: op.concat([a, b], 0), [(1 << 18,)] * 2), target)
+    assert "T.parallel" in schedule_kernel(kernel.func, target).script()

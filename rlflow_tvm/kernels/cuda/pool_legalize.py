@@ -56,6 +56,6 @@ def _pool(data: te.Tensor, shape: list[int], rows: int, columns: int) -> te.Tens
 
     def mean(*index: tirx.Var) -> tvm.ir.Expr:
         counted = bounds(index[rows], rows)[1] * bounds(index[columns], columns)[1]
-        return total(*index) / counted.astype(data.dtype)
+        return tirx.div(total(*index), counted.astype(data.dtype))  # integers have no "/"
 
     return te.compute(shape, mean, name="pool_average")

@@ -6,6 +6,7 @@ from itertools import takewhile
 
 import tvm_ffi
 from tvm import s_tir, tirx
+from tvm.error import InternalError
 from tvm.s_tir.dlight import gpu
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
@@ -46,9 +47,9 @@ def schedule(func: tirx.PrimFunc, target: Target) -> tuple[str, tirx.PrimFunc] |
     for name, rule in RULES.items():
         try:
             found = rule.apply(func, target, False)
-        except (s_tir.ScheduleError, AssertionError):
-            # a primitive proves each of its steps and refuses the others, and dlight asserts what it takes for granted:
-            # the kernel is none of this rule's
+        except (s_tir.ScheduleError, AssertionError, InternalError):
+            # a primitive proves each of its steps and refuses the others, or fails a check of TVM's own where it does
+            # not foresee a loop nest, and dlight asserts what it takes for granted: the kernel is none of this rule's
             continue
         if isinstance(found, list):  # a rule may give several; the first is the one it would choose itself
             found = found[0] if found else None

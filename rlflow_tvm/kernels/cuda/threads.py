@@ -20,6 +20,7 @@ THREADS = 256  # of a block: enough to hide the latency of memory, few enough fo
 _VECTOR_BYTES = 16  # the widest load and store
 _VECTOR_OUTPUTS = 1 << 16  # elements below which vectors leave processors idle
 _SHORT_REDUCTION = 256  # terms that one thread may sum alone
+_PARTS = ("a", "b", "value", "condition", "true_value", "false_value")  # of expressions
 _MANY_OUTPUTS = 1 << 15  # outputs that fill the machine with one thread each
 
 
@@ -81,11 +82,15 @@ class ThreadReduction(GPUScheduleRule):
         after = inline_producers(sch, blocks[position + 1 :])
         if len(after) > 1:
             return None
+        written = len(sch.get(block).writes)
         if after:
-            sch.set_scope(block, 0, "local")
+            for number in range(written):  # the greatest element and where it is
+                sch.set_scope(block, number, "local")
             (out,) = after
-        else:
+        elif written == 1:
             out = sch.cache_write(block, 0, "local")
+        else:
+            return None
         loops = own_loops(sch, block)
         spatial = [loop for loop, kind in zip(loops, kinds[position], strict=True) if kind == "S"]
         summed = [loop for loop, kind in zip(loops, kinds[position], strict=True) if kind == "R"]
@@ -146,10 +151,22 @@ def vector_width(sch: s_tir.Schedule, block: SBlockRV) -> int:
     tvm_ffi.structural_walk(stmt.body.value, [(tvm.ir.TensorLoad, note_load), (tvm.ir.Call, note_call)])
     outputs = math.prod(int(axis.dom.extent) for axis in stmt.iter_vars)
     widest = max(tvm.DataType(dtype).itemsize for dtype in dtypes)
-    width = _VECTOR_BYTES // widest
+    width = min(_VECTOR_BYTES // widest, _most_lanes(stmt.body.value))
     if "bool" in dtypes or not plain[0] or outputs < _VECTOR_OUTPUTS or int(last.dom.extent) % width:
         return 1
     return width if all(_side_by_side(indices, last.var) for indices in accesses) else 1
+
+
+def _most_lanes(expr: tvm.ir.Expr) -> int:
+    """Of vectors of what is computed in an expression: CUDA's code generator has none of more than 4 truth values or
+    numbers of 64 bits, or 8 of 32."""
+    kind = tvm.DataType(str(expr.ty.dtype))
+    most = 4 if str(kind) == "bool" or kind.bits == 64 else 8 if kind.bits == 32 else _VECTOR_BYTES
+    if isinstance(expr, tvm.ir.TensorLoad):
+        return most  # indices are no vectors
+    parts = [getattr(expr, name, None) for name in _PARTS]
+    parts += list(expr.args) if isinstance(expr, tvm.ir.Call) else []
+    return min([most, *(_most_lanes(part) for part in parts if isinstance(part, tvm.ir.Expr))])
 
 
 def _side_by_side(indices: list[tvm.ir.Expr], axis: tirx.Var) -> bool:

@@ -97,6 +97,8 @@ def schedule_map(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> None:
     width = extent(sch, inner)
     threads = num_cores(target)
     parallel = threads > 1 and tasks * width > _SMALL
+    if parallel and tasks < threads and width > _CHUNK * lanes:
+        cuts = []  # a piece is run by one thread, and there would be too few
     if parallel and not cuts and tasks < _TASKS_EACH * threads and width > _CHUNK * lanes:
         chunk, inner = sch.split(inner, [None, _CHUNK * lanes])
         outer = [*outer, chunk]
