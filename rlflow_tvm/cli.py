@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from rlflow_tvm.errors import RlflowError, UsageError
+from rlflow_tvm.signals import ended_in_order
 
 if TYPE_CHECKING:
     import argparse
@@ -73,7 +74,7 @@ RpcKeyOption = Annotated[str | None, typer.Option("--rpc-key", help="The key of 
 
 
 def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
-    """Print a `RlflowError` as one line and exit with its code; Ctrl-C exits with 130."""
+    """Print a `RlflowError` as one line and exit with its code; Ctrl-C exits with 130, signals as the system has it."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -81,7 +82,8 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
             level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
         )
         try:
-            return command(*args, **kwargs)
+            with ended_in_order():
+                return command(*args, **kwargs)
         except RlflowError as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(error.exit_code) from None
@@ -226,7 +228,7 @@ def write_text(path: Path | None, text: str) -> None:
     if path is None:
         return
     with written_whole(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
 
 
 @contextmanager

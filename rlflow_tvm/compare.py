@@ -144,6 +144,8 @@ def _found(
     def write(plan: Plan) -> Path | None:
         if way.plan_name is None:  # it is from a file
             return None
+        if plans is None and not plan.actions:  # which takes no place of what a longer search has found
+            return None
         if plans is None:
             return keep_plan(plan, way.plan_name.removesuffix(".plan.json"))
         plan.save(plans / way.plan_name)

@@ -113,7 +113,8 @@ def main(
             )
         # before the modules are timed and written: neither Ctrl-C nor what fails there shall lose it
         found = result.plan
-        kept, gain = _save(found, plan), None
+        # that nothing was found takes no place of what a longer search has found
+        kept, gain = _save(found, plan) if found.actions or plan is not None else None, None
         tuned: list[Tuned] = []
         with (
             _goes_on("whether the new module is faster as a whole was not measured"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -29,12 +28,13 @@ from rlflow_tvm.cost import (
     scratch_folder,
 )
 from rlflow_tvm.envs import ENVIRONMENTS, RewriteProblem
-from rlflow_tvm.errors import AgentError, CostError, Ended, PlanError, RewriteError, RlflowError, UsageError
+from rlflow_tvm.errors import AgentError, CostError, PlanError, RewriteError, RlflowError, UsageError
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.ir import main_of
 from rlflow_tvm.kernels import as_target, current_target, extract_kernels, num_cores, pipeline, vector_lanes
 from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RewriteRule, RuleSet, default_rules, own_rules
 from rlflow_tvm.search import DEFAULT_SEARCH, Budget, Progress, Search, SearchResult, check_seed, make_search
+from rlflow_tvm.signals import ended_in_order
 from rlflow_tvm.verify import check_state, with_weights
 
 log = logging.getLogger("rlflow_tvm")
@@ -97,7 +97,7 @@ def unchecked_kept(write: Callable[[Plan], Path | None]) -> Iterator[Callable[[P
         aside = keep_plan(plan, "unchecked")
 
     try:
-        with _ended_in_order():
+        with ended_in_order():
             yield on_plan
     except RewriteError:  # its outputs were compared, and differ
         raise
@@ -214,27 +214,6 @@ def _stopped_by_ctrl_c(problem: RewriteProblem) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """SIGTERM, and SIGHUP where it is not ignored, end what is inside, of the main thread, in order; the exit code is
-    that of a process that they end."""
-
-    def end(number: int, _frame: Any) -> None:
-        raise Ended(128 + number)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    ours = [number for number, handler in before.items() if handler == signal.SIG_DFL]
-    if threading.current_thread() is not threading.main_thread():
-        ours = []
-    for number in ours:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number in ours:
-            signal.signal(number, before[number])
 
 
 def check_agent_rules(agent: object, rules: object) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING
@@ -17,6 +19,8 @@ from rlflow_tvm.passes import Plan
 
 if TYPE_CHECKING:
     from rlflow_tvm.agents import Episode
+
+log = logging.getLogger("rlflow_tvm")
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,12 @@ class BestPlans:
             plan = Plan.load(path)
         else:
             return self._problems[model].start_secs, 0
-        return self._priced(model, plan), len(plan)
+        secs = self._priced(model, plan)
+        if not isfinite(secs):
+            log.warning(
+                "%s: a kernel of its best plan fails now: what is cheaper than the model takes its place", model
+            )
+        return min(secs, self._problems[model].start_secs), len(plan)
 
     def offer(self, model: str, plan: Plan, run_secs: float, env_steps: int) -> None:
         """Take a plan over if its graph is cheaper than the best so far, by our own prices: a worker on another machine
@@ -66,7 +75,7 @@ class BestPlans:
 
     def _priced(self, model: str, plan: Plan) -> float:
         problem = self._problems[model]
-        return problem.cost(problem.replay(plan), confirmed=True).run_secs
+        return problem.surest_cost(problem.replay(plan)).run_secs
 
     def outcomes(self) -> tuple[ModelOutcome, ...]:
         return tuple(

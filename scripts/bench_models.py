@@ -220,7 +220,7 @@ def main() -> None:
         check_made(arguments.out, wanted(), made)
         known = {row["model"] for row in wanted()}
         with KernelDatabase(default_path()) as database, CostModel(target, database) as cost_model:
-            for model in models:
+            for model in dict.fromkeys(models):
                 if model in known:
                     continue
                 row = bench(

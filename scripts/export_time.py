@@ -25,6 +25,7 @@ from typing import Any
 
 import onnx
 import tvm
+from agents import prices
 from agents_results import check_made, read_json, read_number
 from papers.page import markdown
 from papers.results import machine
@@ -145,6 +146,7 @@ def main() -> None:
     options = parser.parse_args()
     target = parse_target("llvm")
     made = {"budget": None if options.search == "none" else options.budget, "rounds": options.rounds}
+    made["prices"] = prices("llvm")
     try:
         check_writable(options.out)
         rows: list[dict[str, Any]] = read_json(options.out) if options.out.exists() else []
@@ -153,7 +155,7 @@ def main() -> None:
         check_made(options.out, known, made)
         budget = None if options.budget is None else Budget.parse(options.budget)
         with KernelDatabase(default_path()) as database, CostModel(target, database) as cost_model:
-            for model in options.models:
+            for model in dict.fromkeys(options.models):
                 if model not in there:
                     rows.append({**bench(model, options.search, budget, options.rounds, cost_model), "made": made})
                     write_json(options.out, rows)

@@ -40,7 +40,7 @@ from rlflow_tvm.cli import parse_target, progress_bar, write_json
 from rlflow_tvm.comparison_figures import finite
 from rlflow_tvm.cost import export_library, measure_interleaved
 from rlflow_tvm.envs import PassOrderingEnv
-from rlflow_tvm.errors import RlflowError, UsageError
+from rlflow_tvm.errors import RewriteError, RlflowError, UsageError
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.frontend.corpus import corpus
 from rlflow_tvm.ordering import LOG, RandomPasses, find_order, greedy_order, train_on_graphs
@@ -102,6 +102,8 @@ def train(agent: str, steps: int, seed: int, out: Path) -> None:
             graphs(test=False), name, steps=steps, seed=seed, out=Path(folder) / "agent",
             shaping=variant == "shaping", value_metrics=variant == "value-metrics",
         )  # fmt: skip
+        if outcome.env_steps < steps:  # Ctrl-C, which reaches this process too, takes the agent as it is
+            raise KeyboardInterrupt
         from rlflow_tvm.agents.ordering import OrderingAgent
 
         trained = OrderingAgent.load(outcome.checkpoint)
@@ -179,6 +181,10 @@ def checks(out: Path, jobs: int) -> None:
     errors = [read_number(error) for row in rows.values() for error in row.values()]
     wrong = sum(error > TOLERANCE for error in errors)
     print(f"{len(errors)} modules of {len(rows)} graphs: {wrong} differ, largest difference {max(errors):.1e}")
+    if wrong:
+        raise RewriteError(
+            f"{path}: {wrong} modules differ from the graphs that they were made of: look for them there"
+        )
 
 
 def checked(name: str, orders: set[tuple[str, ...]], known: dict[str, float | None]) -> dict[str, float]:
@@ -192,8 +198,9 @@ def checked(name: str, orders: set[tuple[str, ...]], known: dict[str, float | No
         return found
     draws = [arguments(mod, positive) for positive in (True, False)]
     expected = outputs(mod, draws)
-    if not any(np.isfinite(array).mean() > 0.5 for arrays in expected for array in arrays):
-        raise RlflowError(f"{name}: nothing that it computes is finite, so that nothing can be compared")
+    for number, draws_of in enumerate(zip(*expected, strict=True)):
+        if not any(np.isfinite(array).mean() > 0.5 for array in draws_of if array.size):
+            raise RlflowError(f"{name}: output {number} is not finite, so that nothing can be compared")
     for key, each in made.items():
         if key not in found:
             found[key] = max(map(range_error, outputs(each, draws), expected))

@@ -30,6 +30,9 @@ MORE = {
     "kernels.precision": ("to_half",),
     "passes.proofs": ("read_rules",),
     "passes.verify": ("verify_rule",),
+    "agents.config": ("PPOConfig",),
+    "agents.candidate.config": ("CandidateConfig",),
+    "agents.world.config": ("WorldModelConfig",),
     "envs.observation": ("observe",),
     "envs.changes": ("observe_candidates",),
     "superoptimize": ("optimize", "keep_if_not_slower"),
@@ -42,7 +45,7 @@ WIDTH = 100
 Definition = ast.ClassDef | ast.FunctionDef | ast.Assign | ast.AnnAssign
 _METAVARS = {"Path": "PATH", "int": "N", "float": "X", "str": "TEXT"}
 _GENERATED = "<!-- written by scripts/reference.py from the docstrings: change those -->\n"
-_SECTION = re.compile(r"^(Args|Raises|Returns):$")
+_SECTION = re.compile(r"^(Args|Attributes|Raises|Returns):$")
 _ITEM = re.compile(r"^(\*{0,2}\w+): (.*)$")
 
 

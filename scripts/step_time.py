@@ -19,12 +19,14 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
+from agents_results import read_number
 from rich.console import Console
 from rich.table import Table
 
 from rlflow_tvm import from_onnx
 from rlflow_tvm.agents import AGENTS
 from rlflow_tvm.cli import check_writable, errors_of, model_path, parse_target, progress_bar, write_json
+from rlflow_tvm.comparison_figures import finite
 from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, Measurement, default_path
 from rlflow_tvm.envs import CandidateEnv, GraphRewriteEnv, ManyModelsEnv, RewriteProblem
 from rlflow_tvm.envs.episode import StepResult
@@ -180,9 +182,9 @@ def bench(model: str, arguments: argparse.Namespace, timer: KernelTimer) -> dict
         "median_secs": float(np.median(steps)),
         "percentile95_secs": float(np.percentile(steps, 95)),
         "parts_median_secs": {part: float(np.median(values)) for part, values in seconds.items()},
-        "candidates": float(np.mean(shown or [np.nan])),
-        "candidate_mean_secs": float(np.mean(candidate_secs or [np.nan])),
-        "candidate_worst_secs": max(candidate_secs, default=float("nan")),
+        "candidates": finite(float(np.mean(shown or [np.nan]))),
+        "candidate_mean_secs": finite(float(np.mean(candidate_secs or [np.nan]))),
+        "candidate_worst_secs": finite(max(candidate_secs, default=float("nan"))),
         "training": training,
     }
 
@@ -194,8 +196,8 @@ def show(rows: list[dict[str, Any]]) -> None:
         table.add_column(column, justify="left" if column == "model" else "right")
     for row in rows:
         secs = (row["median_secs"], row["percentile95_secs"], *row["parts_median_secs"].values())
-        counts, shown = (str(row["steps"]), str(row["new_graphs"])), f"{row['candidates']:.0f}"
-        more = (row["candidate_mean_secs"], row["candidate_worst_secs"])
+        counts, shown = (str(row["steps"]), str(row["new_graphs"])), f"{read_number(row['candidates']):.0f}"
+        more = (read_number(row["candidate_mean_secs"]), read_number(row["candidate_worst_secs"]))
         milliseconds, others = ([f"{value * 1e3:.2f}" for value in values] for values in (secs, more))
         table.add_row(row["model"].removeprefix("zoo:"), *counts, *milliseconds, shown, *others)
     Console(width=140).print(table)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from rlflow_tvm.agents.checkpoint import load_checkpoint, save_checkpoint
 from rlflow_tvm.agents.torch_settings import torch_settings
-from rlflow_tvm.errors import AgentError
+from rlflow_tvm.errors import AgentError, Ended
 
 log = logging.getLogger("rlflow_tvm")
 
@@ -223,14 +223,19 @@ def train_ordering(
         learner = chosen.learner(
             policy, env, gamma=gamma, seed=seed % 2**32, policy_kwargs=options, device="cpu", **settings
         )  # numpy's old generator, which the libraries seed, takes no more bits
+        ended: Ended | None = None
         try:
             learner.learn(steps, callback=_Watch(on_step, on_episode))
         except KeyboardInterrupt:
             log.warning("interrupted: the agent is what it has learnt by now; once more gives it up")
+        except Ended as error:  # such a training cannot be resumed: what it has learnt is kept all the same
+            ended = error
     description = {
         "agent": KIND, "algorithm": name, "observations": size, "told": size - metrics, "value_metrics": value_metrics,
         "actions": int(env.action_space.n), "metadata": dict(metadata),  # type: ignore[attr-defined]
     }  # fmt: skip
     tensors = {f"policy.{key}": tensor for key, tensor in learner.policy.state_dict().items()}
     save_checkpoint(path, tensors, description)
+    if ended is not None:
+        raise ended
     return OrderingAgent.load(path)

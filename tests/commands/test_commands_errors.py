@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import onnx
@@ -167,6 +168,27 @@ def test_what_a_link_leads_to_is_written(tmp_path):
     save_onnx(model, tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
     assert onnx.load(tmp_path / "one.json", format="protobuf") == model
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_leaves_nothing_half_written(tmp_path, number):
+    """Whatever a command is at: not in a search alone."""
+    before = signal.getsignal(number)
+
+    @cli.reports_errors
+    def command() -> None:
+        with cli.written_whole(tmp_path / "figures.json") as temporary:
+            temporary.write_text("half of ")
+            signal.raise_signal(number)
+
+    signal.signal(number, signal.SIG_DFL)  # as a user's process has it
+    try:
+        with pytest.raises(SystemExit) as ended:
+            command()
+    finally:
+        signal.signal(number, before)
+    assert ended.value.code == 128 + number
+    assert not list(tmp_path.iterdir())
 
 
 def test_figures_that_cannot_be_written_leave_nothing_behind(tmp_path):
