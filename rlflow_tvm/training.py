@@ -230,7 +230,7 @@ def train_on_models(
 
         def on_episode(episode: Episode) -> None:
             best = episode.summary
-            store_rows(database, best.get("rows", []), ours)
+            store_rows(database, best.pop("rows", []), ours)
             whole_runs().add(best["model"], episode)
             nonlocal booked
             booked = max(booked, taken - len(episode) + best["step"])  # several workers' episodes overlap

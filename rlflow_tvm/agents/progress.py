@@ -24,14 +24,16 @@ class ProgressLog:
         folder: an existing folder.
         kept_updates: lines of later updates are dropped: they came after the checkpoint that is resumed from and will
             be written again. A line cut in half by a kill is dropped with them.
-        env_steps: where TensorBoard begins to overwrite.
+        env_steps: as the last of the kept lines tells them.
+        by: what TensorBoard's curves run over, `env_steps` or, where these stand still in much of a training, `update`.
     """
 
-    def __init__(self, folder: Path, kept_updates: int, env_steps: int) -> None:
-        self.path = folder / FILE_NAME
+    def __init__(self, folder: Path, kept_updates: int, env_steps: int, by: str = "env_steps") -> None:
+        self.path, self._by = folder / FILE_NAME, by
         keep_lines(self.path, lambda line: bool(line.get("update", math.inf) <= kept_updates))
         with self._writing_events():
-            self._events = SummaryWriter(str(folder), purge_step=env_steps + 1)
+            kept = env_steps if by == "env_steps" else kept_updates
+            self._events = SummaryWriter(str(folder), purge_step=kept + 1)  # later ones come again
 
     def write(self, line: dict[str, Any]) -> None:
         """One update's numbers; on disk when this returns."""
@@ -39,7 +41,7 @@ class ProgressLog:
         with self._writing_events():
             for name, value in line.items():
                 if value is not None:
-                    self._events.add_scalar(name, value, line["env_steps"])
+                    self._events.add_scalar(name, value, line[self._by])
 
     @contextmanager
     def _writing_events(self) -> Iterator[None]:

@@ -32,10 +32,11 @@ def savings(episode: Episode) -> np.ndarray:
     return (100.0 * (secs[:-1] - secs[1:]) / secs[0]).astype(np.float32)
 
 
-def worth(episode: Episode) -> float:
+def worth(episode: Episode, limit: float) -> float:
     """What the whole episode pays by `envs.rewards.ImprovementReward`, whatever its environment's reward is: dreams pay
-    no other. AgentError as `savings`'."""
-    saved = np.cumsum(savings(episode), dtype=np.float64)
+    no other. `limit`: of a graph's cost over that of the first, beyond which the environment counts no more. AgentError
+    as `savings`'."""
+    saved = np.maximum(np.cumsum(savings(episode), dtype=np.float64), 100.0 * (1.0 - limit))
     return float((1.0 - SAVING_SHARE) * max(0.0, saved.max()) + SAVING_SHARE * saved[-1])
 
 

@@ -16,7 +16,6 @@ import tvm
 from gymnasium import spaces
 
 from rlflow_tvm import ir
-from rlflow_tvm.cost import CostModel
 from rlflow_tvm.envs.ordering_states import Facts, OrderingStates
 from rlflow_tvm.errors import EnvError
 from rlflow_tvm.kernels import Lowering
@@ -42,12 +41,7 @@ def operation_count(_mod: tvm.IRModule, operations: Operations) -> float:
 def kernel_count(target: tvm.target.Target) -> Objective:
     """How many kernels a run launches, built for `target`; KernelError where the graph cannot be lowered."""
     lowering = Lowering(target)
-    return lambda mod, _operations: float(len(lowering.kernels(Graph.from_module(mod))))
-
-
-def kernel_sum(cost_model: CostModel) -> Objective:
-    """Seconds of the kernels that a run launches; infinite where one of them fails: such graphs are refused."""
-    return lambda mod, _operations: cost_model.cost(Graph.from_module(mod)).run_secs
+    return lambda mod, _operations: float(sum(kernel.count for kernel in lowering.kernels(Graph.from_module(mod))))
 
 
 def check_reward(reward: str) -> None:

@@ -16,7 +16,7 @@ from rlflow_tvm.agents.observation import ObservationSizes, collate
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.policy import UniformPolicy
 from rlflow_tvm.agents.rollout import Episode
-from rlflow_tvm.agents.savings import savings, squeezed, stretched
+from rlflow_tvm.agents.savings import savings, squeezed, stretched, worth
 from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.learning import MemoryLearner, SitesLearner, VisionLearner
 from rlflow_tvm.agents.world.memory import Memory, Prediction, Steps
@@ -230,6 +230,37 @@ def test_memory_foresees_episodes_that_it_has_not_seen(learnt, episodes):
     assert found["rule_mask_f1"] > 0.92
     assert found["rule_change_f1"] > 0.25  # a mask that stays as it is has none
     assert found["locations_exact"] > 0.9
+
+
+def test_what_heads_tell_stays_where_the_units_change(learnt, episodes):
+    """As in a second iteration, of dearer episodes."""
+    model = make_model(learnt.sizes, CONFIG)
+    model.load_state_dict(learnt.state_dict())
+    observations, facts = facts_of(episodes[:5], learnt.sizes)
+    actions = actions_of(episodes[:5])
+    trace = model.trace(episodes[0])
+
+    @torch.no_grad()
+    def told() -> list[torch.Tensor]:
+        seen = model.vision.decoder(model.latents(observations))
+        costs = model.vision.log_cost(seen) * model.vision.cost_deviation + model.vision.cost_mean
+        foreseen = model.memory(*steps_of([trace])).rewards * model.memory.reward_deviation
+        return [costs, foreseen]
+
+    before = told()
+    costs, rewards = 3 * facts.log_cost + 1, 5 * actions.rewards
+    dearer = dataclasses.replace(facts, log_cost=costs), dataclasses.replace(actions, rewards=rewards)
+    model.set_scales(*dearer, learnt=True)
+    assert float(model.memory.reward_deviation) == pytest.approx(5 * float(actions.rewards.std(correction=0)), rel=1e-4)
+    for now, then in zip(told(), before, strict=True):
+        torch.testing.assert_close(now, then, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("limit", "paid"), [(1.1, 26.0), (math.inf, 7.0)])
+def test_an_episode_is_worth_what_its_environment_counts(limit, paid):
+    """Thirty percent are gained, then lost with a graph that takes three times as long, of which 1.1 times count."""
+    episode = Episode([], [], [30.0, -4.0], [], [], run_secs=[1.0, 0.7, 3.0], terminated=True)
+    assert worth(episode, limit) == pytest.approx(paid)
 
 
 def test_savings_are_squeezed_and_stretched_back():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def test_steps_are_shared_out_and_the_best_controller_is_kept(env, tmp_path):
     assert len(judged) > 1
     assert not any(episode.remembered for episode in judged)
     assert real[-1] == pytest.approx(np.mean([episode.total_reward for episode in judged]))
-    assert counts["best_scores"]["toy"] >= np.mean([worth(episode) for episode in judged])
+    assert counts["best_scores"]["toy"] >= np.mean([worth(episode, math.inf) for episode in judged])
     assert any(episode.remembered for episode in tried)
     for name in ("vision/cost", "memory/nll", "held_out/reward_r2", "held_out/rule_mask_f1", "dream/return"):
         assert any(name in line for line in lines)

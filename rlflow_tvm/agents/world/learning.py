@@ -121,11 +121,11 @@ class VisionLearner(Learner):
     def __init__(self, model: WorldModel, config: WorldModelConfig, seed: int, iteration: int = 0) -> None:
         steps, seeds = _steps(config.vision_steps, iteration), (seed, _VISION, iteration)
         super().__init__(model.vision, steps, config.patience, config.learning_rate, seeds)
-        self._model, self._batch = model, config.vision_batch
+        self._model, self._batch, self._has_learnt = model, config.vision_batch, iteration > 0
 
     def prepare(self, learnt: Experience, held: Experience) -> None:
         self._learnt, self._held = (_Graphs.of(each.episodes, self._model) for each in (learnt, held))
-        self._model.set_scales(self._learnt.facts, self._learnt.actions)
+        self._model.set_scales(self._learnt.facts, self._learnt.actions, learnt=self._has_learnt)
 
     def step(self) -> Losses:
         return self.learn(lambda rows: self._losses(self._learnt, rows), len(self._learnt.observations), self._batch)

@@ -87,13 +87,31 @@ class WorldModel(nn.Module):
         return Trace(steps, actions.rewards, terminal)
 
     @torch.no_grad()
-    def set_scales(self, facts: GraphFacts, actions: Actions) -> None:
-        """Take means and deviations from the data."""
-        costs, rewards = facts.log_cost, actions.rewards
-        self.vision.cost_mean.copy_(costs.mean())
-        scales = [(self.vision.cost_deviation, costs), (self.vision.reward_deviation, rewards)]
-        for buffer, values in [*scales, *((each.reward_deviation, rewards) for each in self.members)]:
-            buffer.copy_(values.std(correction=0) if float(values.std(correction=0)) > 1e-8 else torch.ones(()))
+    def set_scales(self, facts: GraphFacts, actions: Actions, *, learnt: bool = False) -> None:
+        """Take means and deviations from the data. `learnt`: heads that have learnt in other units are changed so that
+        what they tell stays what it is (as PopArt does, van Hasselt et al. 2016)."""
+        vision, cost, reward = self.vision, _deviation(facts.log_cost), _deviation(actions.rewards)
+        mean, units = facts.log_cost.mean(), [(vision.reward, vision.reward_deviation)]
+        units += [(each.reward, each.reward_deviation) for each in self.members]
+        if learnt:
+            head = vision.log_cost
+            head.weight *= vision.cost_deviation / cost
+            head.bias.copy_((vision.cost_deviation * head.bias + vision.cost_mean - mean) / cost)
+            for told, deviation in units:
+                last = told[-1]
+                assert isinstance(last, nn.Linear), "a head ends with one"
+                last.weight.mul_(deviation / reward)
+                last.bias.mul_(deviation / reward)
+        vision.cost_mean.copy_(mean)
+        vision.cost_deviation.copy_(cost)
+        for _, deviation in units:
+            deviation.copy_(reward)
+
+
+def _deviation(values: torch.Tensor) -> torch.Tensor:
+    """1 of values that are all alike."""
+    found = values.std(correction=0)
+    return found if float(found) > 1e-8 else torch.ones(())
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,10 @@ class Rollouts:
         path = self._path(len(self.episodes))
         temporary = path.with_suffix(".tmp")
         try:
-            temporary.write_bytes(pack_episode(episode))
+            with temporary.open("wb") as file:  # on disk before a checkpoint that has learnt from it
+                file.write(pack_episode(episode))
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(temporary, path)
         except OSError as error:
             with suppress(OSError):

@@ -92,7 +92,7 @@ def train(
         real = RealEpisodes(env, config, seed, folder / "rollouts", starts, on_step, on_episode)
         training = _Training(real, config, total_steps, seed, folder, identity, checkpoint_secs, on_work)
         training.begin(resume)
-        training.log = stack.enter_context(ProgressLog(folder, training.counts.lines, real.steps))
+        training.log = stack.enter_context(ProgressLog(folder, training.counts.lines, real.steps, by="update"))
         training.collect(workers)
         while training.counts.iteration < config.iterations:
             training.learn()
@@ -235,7 +235,8 @@ class _Training:
             counts.mean_return = mean_return(episodes)
             counts.mean_length = float(np.mean([len(episode) for episode in episodes]))
             self._log({"real/return": counts.mean_return, "real/length": counts.mean_length})
-        scores = {model: float(np.mean(each)) for model, each in _by_model(episodes, worth).items()}
+        worths = _by_model(episodes, lambda episode: worth(episode, self.real.limit))
+        scores = {model: float(np.mean(each)) for model, each in worths.items()}
         # there may be steps for more models in one iteration than in another, and models gain more and less
         both = scores.keys() & counts.best_scores.keys()
         ahead = sum(scores[model] - counts.best_scores[model] for model in sorted(both))
