@@ -18,7 +18,7 @@ from small_models import conv_chain, module, wasteful
 from tvm import relax
 from tvm.relax import op as rx
 
-from rlflow_tvm.errors import UsageError
+from rlflow_tvm.errors import RewriteError, UsageError
 from rlflow_tvm.verify import TOLERANCE, range_error
 
 _X = np.random.default_rng(0).standard_normal((3, 64)).astype("float32")
@@ -144,7 +144,8 @@ def test_modules_that_are_wrong_without_end_are_kept_and_told(tmp_path, monkeypa
     monkeypatch.setattr(ordering, "processes", ThreadPoolExecutor)
     monkeypatch.setattr(ordering, "checked", lambda *_: {"0a": math.inf, "0b": 1e-7})
     written(tmp_path, {**row("ppo", ["Normalize"]), "common": {"order": ["LambdaLift"]}})
-    ordering.checks(tmp_path, 1)
+    with pytest.raises(RewriteError, match=r"checks\.json: 1 modules differ"):
+        ordering.checks(tmp_path, 1)
     assert "2 modules of 1 graphs: 1 differ, largest difference inf" in capsys.readouterr().out
     assert json.loads((tmp_path / "checks.json").read_text()) == {"a-b-1": {"0a": None, "0b": 1e-7}}
     assert "1 differ: a-b-1 (inf); largest difference inf" in ordering_report.equality(tmp_path)[0]

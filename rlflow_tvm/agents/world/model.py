@@ -95,8 +95,8 @@ class WorldModel(nn.Module):
         units += [(each.reward, each.reward_deviation) for each in self.members]
         if learnt:
             head = vision.log_cost
-            head.weight *= vision.cost_deviation / cost
-            head.bias.copy_((vision.cost_deviation * head.bias + vision.cost_mean - mean) / cost)
+            head.weight.mul_(vision.cost_deviation / cost)
+            head.bias.mul_(vision.cost_deviation / cost).add_((vision.cost_mean - mean) / cost)
             for told, deviation in units:
                 last = told[-1]
                 assert isinstance(last, nn.Linear), "a head ends with one"
