@@ -121,6 +121,15 @@ def main_of(mod: tvm.IRModule) -> relax.Function:
     return mod["main"]
 
 
+def check_no_devices(mod: tvm.IRModule) -> None:
+    """UsageError where tensors are placed on devices, which is told beside the functions."""
+    if "vdevice" in mod.global_infos:
+        raise UsageError(
+            "the module places its tensors on virtual devices (vdevice), and what rewrites make is on none: give their "
+            "types no device, or realize them after rewriting"
+        )
+
+
 def detach(mod: tvm.IRModule) -> Detached:
     """Bring `mod` into the working form; constants become parameters in the order of their first use.
 
@@ -128,11 +137,7 @@ def detach(mod: tvm.IRModule) -> Detached:
     have no block at all, if it returns parameters as they are.
     """
     func = main_of(mod)
-    if "vdevice" in mod.global_infos:
-        raise UsageError(
-            "the module places its tensors on virtual devices (vdevice), and what rewrites make is on none: give their "
-            "types no device, or realize them after rewriting"
-        )
+    check_no_devices(mod)
     if not _is_one_block(func.body):
         mod = relax.transform.CanonicalizeBindings()(relax.transform.ConvertToDataflow(1)(mod))
         func = mod["main"]

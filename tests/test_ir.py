@@ -13,6 +13,7 @@ import rlflow_tvm
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.ir import detach
 from rlflow_tvm.passes import GraphState, default_rules
+from rlflow_tvm.passes.family_pass import Family
 
 EXTENT = tvm.tirx.Var("n", "int64")
 DYNAMIC = {
@@ -133,3 +134,5 @@ def test_tensors_placed_on_devices_are_refused():
         detach(mod)
     with pytest.raises(UsageError, match="virtual devices"):
         rlflow_tvm.compile(mod, "llvm")
+    with pytest.raises(UsageError, match="virtual devices"):
+        Family("transpose")(mod)

@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 
 from rlflow_tvm.errors import RewriteError
-from rlflow_tvm.ir import detach
+from rlflow_tvm.ir import check_no_devices
 from rlflow_tvm.passes.difference import Difference
 from rlflow_tvm.passes.graph import Graph
 from rlflow_tvm.passes.match import Match
@@ -35,8 +35,7 @@ class Family:
         self._ruleset = RuleSet(FAMILIES[family], 1)
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        if "vdevice" in mod.global_infos:  # which what is remembered does not show: it is refused
-            detach(mod)
+        check_no_devices(mod)  # before what is remembered, which is functions alone
         state = _beginning(tuple(mod.functions_items()), mod.attrs).under(self._ruleset)
         if state.start.weights:
             _beginning.cache_clear()  # it would keep them
