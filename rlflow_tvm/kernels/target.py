@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -76,8 +77,10 @@ def as_target(target: Target | str | dict | None) -> Target:
     """`target` as a `tvm.target.Target` of kind "llvm" or "cuda".
 
     A bare "llvm" (the name, a target with no attribute of its own, or None) means this machine, its `mcpu` and cores,
-    where TVM means any processor of its kind: here that is {"kind": "llvm", "mcpu": "generic"}. "cuda", or a dictionary
-    of that kind without "arch", is the GPU here. A GPU's target is given this machine as its host where it has none.
+    where TVM means any processor of its kind: here that is {"kind": "llvm", "mcpu": "generic"}. One that says how many
+    cores and nothing else, or that its processor is "native", means this machine's with so many of them. "cuda", or a
+    dictionary of that kind without "arch", is the GPU here. A GPU's target is given this machine as its host where it
+    has none.
     UsageError for a kind TVM does not know, the old command-line form, a kind we have no kernels for, a machine or
     a processor that LLVM does not know, less than one core, or "cuda" with neither "arch" nor a GPU.
     """
@@ -105,12 +108,28 @@ def as_target(target: Target | str | dict | None) -> Target:
         )
     if str(found) == str(Target("llvm")):  # `==` asks whether they are one object
         return default_target()
+    if found.kind.name == "llvm":
+        found = _of_this_processor(found)
     for compiled in (found, found.host):
         if compiled is not None and compiled.kind.name == "llvm":
             _check_cpu(compiled)
     if found.kind.name == "cuda" and found.host is None:
         found = Target(found, default_target())
     return found
+
+
+def _of_this_processor(target: Target) -> Target:
+    """`target` with this machine's processor by name where it is said to be that one, or no other: TVM would take any
+    of its kind, without the vectors that make up most of its speed, and of "native" says so in its log alone."""
+    fields = json.loads(str(target))
+    bare = json.loads(str(Target("llvm")))
+    if fields.get("mcpu") != "native" and any(fields[name] != bare.get(name) for name in fields if name != "num-cores"):
+        return target
+    if fields.get("mtriple", bare["mtriple"]) != bare["mtriple"]:
+        raise UsageError(f"target {target}: native is this machine's processor: name that of {fields['mtriple']}")
+    here = {name: value for name, value in json.loads(str(default_target())).items() if name in ("mcpu", "mattr")}
+    own = {name: value for name, value in fields.items() if name not in ("mcpu", "mtriple")}
+    return Target({**here, "num-cores": usable_processors(), **own, "mcpu": here["mcpu"]})
 
 
 def current_target() -> Target:
@@ -129,7 +148,7 @@ def _check_cpu(target: Target) -> None:
             f"target {target}: LLVM knows no machine {machine!r} (of mtriple): give one of "
             f"{', '.join(llvm_get_targets())}, as in x86_64-linux-gnu"
         )
-    if cpu and cpu not in ("generic", "native") and cpu not in list(llvm_get_cpu_archlist(target)):
+    if cpu and cpu != "generic" and cpu not in list(llvm_get_cpu_archlist(target)):
         raise UsageError(
             f"target {target}: LLVM knows no processor {str(cpu)!r}: give another mcpu (clang --print-supported-cpus "
             f"lists them), or none; this machine's is {llvm_get_system_cpu()!r}"

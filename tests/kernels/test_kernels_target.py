@@ -8,7 +8,8 @@ import pytest
 from tvm.target import Target
 from tvm.target.codegen import llvm_cpu_has_features
 
-from rlflow_tvm.kernels import default_target, target, vector_lanes
+from rlflow_tvm.errors import UsageError
+from rlflow_tvm.kernels import as_target, default_target, target, vector_lanes
 
 ALL = "fpu sse sse2 ssse3 sse4_1 sse4_2 avx f16c avx2 fma bmi1 bmi2"
 
@@ -50,3 +51,33 @@ def test_where_nothing_is_told_the_name_stands_for_all(text: str | None) -> None
     if text is not None:
         target._CPUINFO.write_text(text)
     assert "mattr" not in default_target().attrs
+
+
+@pytest.mark.parametrize(
+    ("told", "cores"),
+    [
+        ({"num-cores": 3}, 3),
+        ({"mcpu": "native", "num-cores": 3}, 3),
+        ({"mcpu": "native"}, None),
+        ({"keys": ["cpu"], "num-cores": 5}, 5),
+    ],
+)
+def test_a_target_that_names_no_other_processor_means_this_one(told: dict[str, object], cores: int | None) -> None:
+    """Of "native" TVM makes any processor of its kind, and says so in its log alone."""
+    here = default_target()
+    for given in ({"kind": "llvm", **told}, Target({"kind": "llvm", **told})):
+        found = as_target(given)
+        assert found.attrs["mcpu"] == "skylake-avx512"
+        assert list(found.attrs.get("mattr") or ()) == list(here.attrs.get("mattr") or ())
+        assert int(found.attrs["num-cores"]) == (int(here.attrs["num-cores"]) if cores is None else cores)
+
+
+@pytest.mark.parametrize("told", [{"mcpu": "generic"}, {"mcpu": "haswell"}, {"opt-level": 0}, {"mattr": ["+avx2"]}])
+def test_a_target_that_says_more_stays_as_it_is(told: dict[str, object]) -> None:
+    given = Target({"kind": "llvm", **told})
+    assert str(as_target(given)) == str(given)
+
+
+def test_native_is_no_processor_of_another_machine() -> None:
+    with pytest.raises(UsageError, match="native is this machine's processor: name that of"):
+        as_target({"kind": "llvm", "mcpu": "native", "mtriple": "aarch64-linux-gnu"})

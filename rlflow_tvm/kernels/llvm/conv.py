@@ -26,9 +26,11 @@ from .conv_loops import (
 )
 from .conv_tile import choose_tile
 from .pool_window import schedule_window
+from .reduction import is_costly
 
 # Writing a plain image out of registers takes a statement for each element of the tile, and LLVM a third of a second
-# for those: only a short reduction gains by it. After a long one the tile goes through memory, channel by channel.
+# for those: only a short reduction gains by it, before an epilogue that is next to nothing, as it is computed float by
+# float. After others the tile goes through memory, channel by channel, in vectors of pixels.
 _FEW_STEPS = 256
 
 
@@ -47,10 +49,10 @@ class Conv2d(CPUScheduleRule):
         dense, windows = marked_blocks(sch, CONV_ATTR), marked_blocks(sch, DEPTHWISE_ATTR)
         if len(dense) + len(windows) != 1:
             return None
-        if dense:
-            sch = schedule_dense(sch, dense[0], target)
-        else:
+        if not dense:
             schedule_window(sch, windows[0], target)
+            return sch
+        sch = schedule_dense(sch, dense[0], target)
         for pad in marked_blocks(sch, PAD_ATTR):
             schedule_pad(sch, pad, target)
         return sch
@@ -101,7 +103,7 @@ def schedule_tile(sch: s_tir.Schedule, conv: SBlockRV, out: SBlockRV, target: Ta
         divide_at_edges(sch, column)
     sch.compute_at(conv, column, preserve_unit_loops=True)
     accumulate(sch, conv, channel_inside=tile.vectors <= tile.pixels)
-    if lane or _steps(sch, conv) <= _FEW_STEPS:
+    if lane or (_steps(sch, conv) <= _FEW_STEPS and not is_costly(sch, out)):
         sch.unroll(channel_inner)
         sch.unroll(column_inner)
         for loop in lane:

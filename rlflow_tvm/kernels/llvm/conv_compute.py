@@ -18,6 +18,7 @@ UNEVEN_ATTR = "rlflow.conv2d_uneven"  # beside CONV_ATTR: groups leave lanes emp
 OUT_AXES_ATTR = "rlflow.conv2d_out_axes"  # beside CONV_ATTR: how many axes the output has, in its own layout
 DEPTHWISE_ATTR = "rlflow.depthwise_conv2d"  # on the block of a depthwise convolution
 PAD_ATTR = "rlflow.pad"  # on a zero-padding block
+APART_ATTR = "rlflow.columns_apart"  # beside PAD_ATTR: its columns are in parts, an axis in front of the last
 _MANY_CHANNELS = 8  # fewer plain input channels than this make too short an inner loop
 MAX_LANES = 16  # output channels computed together; a multiple of every float32 vector width in use
 
@@ -153,6 +154,26 @@ def pad_spatial(data: te.Tensor, padding: tuple[int, int, int, int], value: floa
     return te.compute(shape, pixel, name="pad", attrs={PAD_ATTR: 1})
 
 
+def columns_apart(data: te.Tensor, padding: tuple[int, int, int, int], stride: int) -> te.Tensor:
+    """`data` (N, C, H, W) padded by zeros to (N, C, H, stride, W / stride): every so many columns lie side by side, as
+    windows want them that move by so many: of vectors that gather their elements LLVM makes single loads."""
+    top, left, bottom, right = padding
+    height, width = int(data.shape[2]), int(data.shape[3])
+    columns = -(-(width + left + right) // stride)
+
+    def pixel(n: tirx.Var, c: tirx.Var, y: tirx.Var, part: tirx.Var, x: tirx.Var) -> tirx.Expr:
+        column = x * stride + part
+        tests = [y >= top] if top else []
+        tests += [y < height + top] if bottom else []
+        tests += [column >= left] if left else []
+        tests += [column < width + left] if columns * stride > width + left else []
+        value = data(n, c, y - top, column - left)
+        return tirx.if_then_else(tirx.all(*tests), value, tirx.const(0, data.dtype)) if tests else value
+
+    shape = (data.shape[0], data.shape[1], height + top + bottom, stride, columns)
+    return te.compute(shape, pixel, name="pad", attrs={PAD_ATTR: 1, APART_ATTR: 1})
+
+
 def pack_weights(kernel: te.Tensor, shape: ConvShape) -> te.Tensor:
     """Weights in the order (vector, input block, KH, KW, channel in the block, lane), zero in the empty lanes."""
     lanes, vectors, inner = shape.lanes, shape.group_vectors, shape.inner_in
@@ -248,7 +269,9 @@ def depthwise(data: te.Tensor, kernel: te.Tensor, shape: ConvShape) -> te.Tensor
     (stride_h, stride_w), (dilation_h, dilation_w) = shape.strides, shape.dilation
     top, left, bottom, right = shape.padding
     # The edge costs the vectors of a channel block one test; those along a row need the padding made first.
+    apart = not shape.data_block and stride_w > 1 and shape.kernel[1] > 1
     source = data if shape.data_block else pad_spatial(data, shape.padding, 0.0)
+    source = columns_apart(data, shape.padding, stride_w) if apart else source
     kh = te.reduce_axis((0, shape.kernel[0]), "kh")
     kw = te.reduce_axis((0, shape.kernel[1]), "kw")
 
@@ -262,7 +285,11 @@ def depthwise(data: te.Tensor, kernel: te.Tensor, shape: ConvShape) -> te.Tensor
         return tirx.if_then_else(tirx.all(*tests), source(n, c, y - top, x - left, *b), tirx.const(0, data.dtype))
 
     def term(n: tirx.Var, c: tirx.Var, y: tirx.Var, x: tirx.Var, *b: tirx.Var) -> tirx.Expr:
-        value = pixel(n, c, y * stride_h + kh * dilation_h, x * stride_w + kw * dilation_w, *b)
+        row, reach = y * stride_h + kh * dilation_h, kw * dilation_w
+        if apart:
+            value = source(n, c, row, tirx.floormod(reach, stride_w), x + tirx.floordiv(reach, stride_w))
+        else:
+            value = pixel(n, c, row, x * stride_w + reach, *b)
         return te.sum(value.astype(shape.dtype) * kernel(c, 0, kh, kw, *b).astype(shape.dtype), axis=[kh, kw])
 
     block = (shape.data_block,) if shape.data_block else ()

@@ -7,7 +7,7 @@ from math import prod
 from tvm.target import Target
 
 from ..target import num_cores, vector_lanes
-from .conv_compute import MAX_LANES, ConvShape
+from .conv_compute import ConvShape
 from .conv_tile import ConvCost, Tile, choose_tile
 
 _SHARE = 0.85  # of the peak, as measured for convolutions of ResNet, Inception and VGG
@@ -18,16 +18,11 @@ _SHORT_RUNS = 3.5  # how much longer a byte takes that is read in runs of a few 
 
 
 def window_cycles(shape: ConvShape, target: Target) -> float:
-    """Multiply-adds, of whole vectors, at the share of two a cycle that is reached, and the weights' bytes.
-
-    With AVX-512 of as much of a vector as has channels: what narrow ones cost there has not been measured.
-    """
+    """Multiply-adds, of whole vectors, however few channels they have, at the share of two a cycle that is reached, and
+    the weights' bytes."""
     weights = shape.out_channels * shape.in_channels // shape.groups * prod(shape.kernel)
-    lanes, multiplied = vector_lanes(target), weights / vector_lanes(target)
-    if lanes < MAX_LANES:
-        vectors = shape.computed_groups * shape.group_vectors * -(-shape.lanes // lanes)
-        multiplied = shape.group_in * prod(shape.kernel) * vectors
-    products = shape.batch * prod(shape.out_size) * multiplied / 2
+    vectors = shape.computed_groups * shape.group_vectors * -(-shape.lanes // vector_lanes(target))
+    products = shape.batch * prod(shape.out_size) * shape.group_in * prod(shape.kernel) * vectors / 2
     return products / _SHARE + 4 * weights / _WEIGHT_BYTES
 
 

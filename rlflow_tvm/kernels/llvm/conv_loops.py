@@ -12,7 +12,7 @@ from tvm.target import Target
 
 from ..loops import extent, own_loops
 from ..target import num_cores
-from .conv_compute import CONV_ATTR, DEPTHWISE_ATTR, PAD_ATTR
+from .conv_compute import APART_ATTR, CONV_ATTR, DEPTHWISE_ATTR, PAD_ATTR
 from .pool_legalize import POOL_ATTR, ROWS_ATTR
 from .tails import distinct_variables
 
@@ -185,10 +185,27 @@ def accumulate(sch: s_tir.Schedule, block: SBlockRV, channel_inside: bool = Fals
 
 
 def schedule_pad(sch: s_tir.Schedule, pad: SBlockRV, target: Target) -> None:
-    """A padding block of (N, C, H, W[, c]): rows in parallel, the channel block in vectors."""
+    """A padding block of (N, C, H, W[, c]), or of columns in parts: rows in parallel, the channel block in vectors."""
     work = steps(sch, pad)
-    batch, channel, row, column, *lane = sch.get_loops(pad)
+    batch, channel, row, *rest = sch.get_loops(pad)
     in_threads(sch, sch.fuse(batch, channel, row), target, work, FEW_COPIES)
+    _copy_rows(sch, pad, rest)
+
+
+def pad_under(sch: s_tir.Schedule, pad: SBlockRV, loop: LoopRV) -> None:
+    """A padding block of (N, C, H, W), or of columns in parts, computed where `loop` needs it."""
+    sch.compute_at(pad, loop, preserve_unit_loops=True)
+    _copy_rows(sch, pad, own_loops(sch, pad)[3:])
+
+
+def _copy_rows(sch: s_tir.Schedule, pad: SBlockRV, loops: list[LoopRV]) -> None:
+    """The loops of a padding block along a row."""
+    if APART_ATTR in sch.get(pad).annotations:
+        part, column = loops
+        sch.unroll(part)
+        divide_at_edges(sch, column)
+        return
+    column, *lane = loops
     divide_at_edges(sch, column)  # between them it is a plain copy
     if lane:
         sch.vectorize(lane[0])

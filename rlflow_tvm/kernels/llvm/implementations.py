@@ -11,6 +11,7 @@ from .conv_cost import plain_pointwise_cycles, window_cycles
 from .conv_legalize import CONV_LEGALIZE, conv_shape, legalize_conv2d
 from .matmul_legalize import has_rows_apart, is_packable, legalize_rows, make_packed_matmul
 from .pixel_conv import is_pixel_conv, make_pixel_conv, pixel_cycles
+from .window_pixels import is_window_pixels, make_window_pixels, window_pixels_cycles
 from .winograd_legalize import make_winograd, takes_winograd
 from .winograd_plan import make_plan, plan_cycles
 
@@ -37,6 +38,12 @@ def _pixel_cycles(call: relax.Call, target: Target) -> float:
     shape = conv_shape(call)
     assert shape is not None
     return pixel_cycles(shape, target)
+
+
+def _window_pixels_cycles(call: relax.Call, target: Target) -> float:
+    shape = conv_shape(call)
+    assert shape is not None
+    return window_pixels_cycles(shape, target)
 
 
 def _is_packed_product(call: relax.Call, weight: bool, _target: Target) -> bool:
@@ -69,6 +76,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "relax.nn.conv2d": (
         Implementation("direct", _is_static_conv, lambda _target: legalize_conv2d, _conv_cycles),
         Implementation("pixels", is_pixel_conv, make_pixel_conv, _pixel_cycles),
+        Implementation("window_pixels", is_window_pixels, make_window_pixels, _window_pixels_cycles),
         _winograd(2),
         _winograd(4),
     ),

@@ -1,4 +1,4 @@
-"""The schedule rule of pixel convolutions: a register tile of channels by vectors of pixels."""
+"""The schedule rules of convolutions with pixels in the lanes: a register tile of channels by vectors of pixels."""
 
 from __future__ import annotations
 
@@ -10,9 +10,20 @@ from tvm.target import Target
 from ..loops import own_loops, vectorise
 from ..target import vector_lanes
 from .conv_compute import PAD_ATTR
-from .conv_loops import FEW_PRODUCTS, RESULT_ATTR, fold_epilogue, in_threads, marked_blocks, merge_axes, steps
+from .conv_loops import (
+    FEW_PRODUCTS,
+    RESULT_ATTR,
+    fold_epilogue,
+    in_threads,
+    marked_blocks,
+    merge_axes,
+    narrowed,
+    schedule_pad,
+    steps,
+)
 from .elementwise import schedule_map
 from .pixel_conv import PIXELS_ATTR
+from .window_pixels import WINDOW_PIXELS_ATTR
 
 _AXES = 4  # of the result: image, channel, row, column
 
@@ -93,3 +104,39 @@ def schedule_tile(sch: s_tir.Schedule, conv: SBlockRV, out: SBlockRV, target: Ta
         sch.unroll(loop)
     sch.vectorize(lane)
     sch.decompose_reduction(conv, depth)
+
+
+class WindowPixelConv(CPUScheduleRule):
+    """Schedules the functions that hold a convolution of `window_pixels`, with what is fused to it."""
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """The scheduled function, or None where `func` holds no convolution of this form."""
+        if not isinstance(func, tirx.PrimFunc):
+            return None
+        sch = s_tir.Schedule(narrowed(func))
+        products = marked_blocks(sch, WINDOW_PIXELS_ATTR)
+        if len(products) != 1:
+            return None
+        (conv,) = products
+        vectors = int(sch.get(conv).annotations[WINDOW_PIXELS_ATTR])
+        work, lanes = steps(sch, conv), vector_lanes(target)
+        out = fold_epilogue(sch, conv, target, _AXES)
+        batch, channel, row, pixel = own_loops(sch, out)
+        pixel, vector, lane = sch.split(pixel, [None, vectors, lanes])
+        sch.reorder(batch, row, pixel, channel, vector, lane)
+        task = sch.fuse(batch, row)
+        in_threads(sch, task, target, work, FEW_PRODUCTS)
+        sch.unroll(channel)
+        sch.unroll(vector)
+        sch.vectorize(lane)
+        sch.compute_at(conv, pixel, preserve_unit_loops=True)
+        batch, channel, row, pixel, *depth = own_loops(sch, conv)
+        vector, lane = sch.split(pixel, [vectors, lanes])
+        sch.reorder(*depth, batch, channel, row, vector, lane)
+        for loop in (batch, channel, row, vector):
+            sch.unroll(loop)
+        sch.vectorize(lane)
+        sch.decompose_reduction(conv, depth[0])
+        for pad in marked_blocks(sch, PAD_ATTR):
+            schedule_pad(sch, pad, target)
+        return sch

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
 
 from .conv_compute import four_sides, pair
 
@@ -39,7 +39,11 @@ def _max_pool(data: te.Tensor, window: Window, out_size: tuple[int, int]) -> te.
 
 
 def _avg_pool(data: te.Tensor, window: Window, out_size: tuple[int, int], include_pad: bool) -> te.Tensor:
-    total = _reduce(data, window, out_size, te.sum, tirx.const(0, data.dtype), "pool_sum")
+    sizes = (int(data.shape[2]), int(data.shape[3]))
+    if len(data.shape) == 4 and window == Window(sizes, window.strides, (0, 0, 0, 0), (1, 1)) and out_size == (1, 1):
+        total = topi.sum(data, axis=[2, 3], keepdims=True)  # for the rule of such sums, which knows vectors
+    else:
+        total = _reduce(data, window, out_size, te.sum, tirx.const(0, data.dtype), "pool_sum")
 
     def pixels(index: tirx.Var, axis: int) -> tirx.Expr:
         """How many pixels the window covers at `index`: those of the padded image, or of the image alone."""

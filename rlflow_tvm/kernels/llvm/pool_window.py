@@ -7,11 +7,25 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
 from ..loops import extent
-from .conv_loops import FEW_TAPS, accumulate, divide_at_edges, fold_epilogue, in_threads, split_loops, steps
+from ..target import num_cores, vector_lanes
+from .conv_compute import PAD_ATTR
+from .conv_loops import (
+    FEW_TAPS,
+    accumulate,
+    divide_at_edges,
+    fold_epilogue,
+    in_threads,
+    marked_blocks,
+    pad_under,
+    schedule_pad,
+    split_loops,
+    steps,
+)
 
 _CHAINS = 8  # independent sums that hide the latency of an addition
 _ROW = 64  # longest row, in floats, that is computed as one vector
 _PIXELS = 8  # pixels of a blocked tile
+_PLANES = 4  # planes for each core, at least, where they are what the cores divide
 
 
 def schedule_window(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> None:
@@ -45,8 +59,18 @@ def schedule_window(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> Non
     column, inner = sch.split(column, [None, size if size >= _CHAINS or size == width else 2 * _CHAINS])
     if width % extent(sch, inner):
         divide_at_edges(sch, column)
-    in_threads(sch, sch.fuse(batch, channel, row), target, work, FEW_TAPS)
-    sch.compute_at(block, column, preserve_unit_loops=True)
+    pads = marked_blocks(sch, PAD_ATTR)
+    small = width * extent(sch, row) <= vector_lanes(target) ** 2  # so many pixels, as measured
+    if len(pads) == 1 and small and extent(sch, batch) * extent(sch, channel) >= _PLANES * num_cores(target):
+        plane = sch.fuse(batch, channel)
+        in_threads(sch, plane, target, work, FEW_TAPS)
+        sch.compute_at(block, column, preserve_unit_loops=True)
+        pad_under(sch, pads[0], plane)  # which stays near, and is no pass of its own over short rows
+    else:
+        in_threads(sch, sch.fuse(batch, channel, row), target, work, FEW_TAPS)
+        sch.compute_at(block, column, preserve_unit_loops=True)
+        for pad in pads:
+            schedule_pad(sch, pad, target)
     accumulate(sch, block)
     sch.vectorize(inner)
 

@@ -83,10 +83,10 @@ class Reduction(CPUScheduleRule):
 
 
 def inline_single_maps(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> None:
-    """Inline the mapping blocks that one block reads and that are no work to repeat (see `_is_costly`)."""
+    """Inline the mapping blocks that one block reads and that are no work to repeat (see `is_costly`)."""
     for block in blocks:
         consumers = sch.get_consumers(block)
-        if set(block_kinds(sch, block)) <= {"S"} and len(consumers) == 1 and not _is_costly(sch, block):
+        if set(block_kinds(sch, block)) <= {"S"} and len(consumers) == 1 and not is_costly(sch, block):
             sch.compute_inline(block)
 
 
@@ -246,7 +246,8 @@ def _is_row_block(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     return len(region) == len(spatial) and all(r.min.same_as(v) for r, v in zip(region, spatial, strict=True))
 
 
-def _is_costly(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+def is_costly(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether the block divides, or computes what is called by a name."""
     found: list[object] = []
     tvm_ffi.structural_walk(sch.get(block).body, ((tvm.ir.Call, tirx.Div), found.append))
     return bool(found)

@@ -14,7 +14,7 @@ from .elementwise import Elementwise, Fallback
 from .empty import Empty
 from .matmul import Matmul
 from .matmul_prefetch import insert_prefetches
-from .pixels import PixelConv
+from .pixels import PixelConv, WindowPixelConv
 from .pool import Pool2d
 from .reduction import Reduction
 from .tails import peel_tails
@@ -27,6 +27,7 @@ RULES: dict[str, ScheduleRule] = {
     "winograd": Winograd(),
     "conv2d": Conv2d(),
     "conv2d_pixels": PixelConv(),
+    "conv2d_window_pixels": WindowPixelConv(),
     "pool2d": Pool2d(),
     "matmul": Matmul(),
     "reduction": Reduction(),
