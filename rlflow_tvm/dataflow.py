@@ -168,8 +168,16 @@ class Dataflow:
 
     @cached_property
     def structural_hash(self) -> int:
-        """64-bit hash of the structure: operators, attributes, shapes and small constants, no weight values."""
-        return tvm_ffi.structural_hash(self.function) & (2**64 - 1)
+        """64-bit hash of the structure, the same in every process: operators, attributes, shapes and small constants,
+        no weight values."""
+        # what else the module holds counts by its name: by its address it would, as nothing here binds it
+        return tvm_ffi.structural_hash(self.function, map_free_vars=self._names_others) & (2**64 - 1)
+
+    @property
+    def _names_others(self) -> bool:
+        """Whether a node calls another function of the module."""
+        calls = (node.value for node in self.nodes if isinstance(node.value, relax.Call))
+        return any(isinstance(each, tvm.ir.GlobalVar) for call in calls for each in (call.op, *call.args))
 
     @property
     def structure(self) -> tuple[object, ...]:

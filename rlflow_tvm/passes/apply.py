@@ -92,9 +92,16 @@ class _Builder:
         self._dtype = str(getattr(roots[0].ty, "dtype", None) or "float32")
         self._normalizer = relax.BlockBuilder()
         self.new: dict[relax.Var, Node] = {}
+        self._built: dict[int, relax.Expr] = {}
 
     def build(self, term: Term) -> relax.Expr:
         """The variable (or constant) that holds `term`'s value."""
+        # what is named behind `where` is one object wherever the name stands
+        if id(term) not in self._built:
+            self._built[id(term)] = self._made(term)
+        return self._built[id(term)]
+
+    def _made(self, term: Term) -> relax.Expr:
         if isinstance(term, Var):
             return self._env[term.name]
         if isinstance(term, Number):

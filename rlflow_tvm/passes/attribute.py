@@ -10,7 +10,6 @@ import ast
 import operator
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -18,12 +17,7 @@ import numpy as np
 from tvm import relax
 
 from rlflow_tvm.errors import RewriteError
-
-_LONGEST = 4096
-"""Of the tuples and texts that an expression makes, at most: one of a rule file could fill the memory otherwise."""
-_MOST_BITS = 4096
-"""Likewise, of whole numbers."""
-_ITEMS = (tuple, str, bytes)
+from rlflow_tvm.passes.arithmetic import BINARY, all_multiplied, listed, numbers, product
 
 
 class NotEvaluable(RewriteError):
@@ -131,48 +125,6 @@ def is_float(tensor: relax.Expr) -> bool:
     return "float" in dtype(tensor)
 
 
-def numbers(*bounds: int) -> tuple[int, ...]:
-    """Python's range, as a tuple."""
-    if range(*bounds)[_LONGEST:]:
-        raise ValueError(f"more than {_LONGEST} numbers")
-    return tuple(range(*bounds))
-
-
-def _sum(a: Any, b: Any) -> Any:
-    if isinstance(a, _ITEMS) and isinstance(b, _ITEMS) and len(a) + len(b) > _LONGEST:
-        raise ValueError(f"more than {_LONGEST} items")
-    return a + b
-
-
-def _product(a: Any, b: Any) -> Any:
-    if isinstance(a, int) and isinstance(b, int) and a.bit_length() + b.bit_length() > _MOST_BITS:
-        raise ValueError(f"a number of more than {_MOST_BITS} bits")
-    for items, count in ((a, b), (b, a)):
-        if isinstance(items, _ITEMS) and isinstance(count, int) and len(items) * count > _LONGEST:
-            raise ValueError(f"more than {_LONGEST} items")
-    return a * b
-
-
-def _remainder(a: Any, b: Any) -> Any:
-    if isinstance(a, str | bytes):
-        raise TypeError("a text is not formatted")  # as wide as it asks for
-    return a % b
-
-
-def _quotient(a: Any, b: Any) -> Fraction:
-    """Exact: of numbers that become scalar constants."""
-    if isinstance(a, _ITEMS) or isinstance(b, _ITEMS):
-        raise TypeError("no number")  # Fraction reads texts, and 1e999999999 is one
-    return Fraction(a) / Fraction(b)
-
-
-def _all_multiplied(values: tuple[Any, ...]) -> Any:
-    found: Any = 1
-    for value in values:
-        found = _product(found, value)
-    return found
-
-
 def compose(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
     """Axes of one permutation that does `first`, then `second`."""
     return tuple(first[axis] for axis in second)
@@ -236,7 +188,7 @@ def fits(small: tuple[int, ...], big: tuple[int, ...]) -> bool:
 
 def constant_along(small: tuple[int, ...], axes: tuple[int, ...], rank: int) -> bool:
     """Whether what is `small` is the same along these axes of what it broadcasts to, of `rank` axes."""
-    padded = _product((1,), rank - len(small)) + small
+    padded = product((1,), rank - len(small)) + small
     return len(small) <= rank and all(padded[axis] == 1 for axis in normal(axes, rank))
 
 
@@ -260,7 +212,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "compose": compose,
     "inverse": inverse,
     "swap_last": swap_last,
-    "prod": _all_multiplied,
+    "prod": all_multiplied,
     "len": len,
     "min": min,
     "max": max,
@@ -284,14 +236,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sorted": lambda values: tuple(sorted(values)),
 }
 
-_BINARY: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: _sum,
-    ast.Sub: operator.sub,
-    ast.Mult: _product,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: _remainder,
-    ast.Div: _quotient,
-}
 _COMPARE: dict[type, Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -305,7 +249,7 @@ _COMPARE: dict[type, Callable[[Any, Any], bool]] = {
 
 _FORMS = (
     ast.Constant, ast.Name, ast.Tuple, ast.List, ast.Subscript, ast.Slice, ast.Call, ast.expr_context,
-    ast.UnaryOp, ast.USub, ast.Not, ast.BinOp, *_BINARY, ast.BoolOp, ast.boolop, ast.Compare, *_COMPARE,
+    ast.UnaryOp, ast.USub, ast.Not, ast.BinOp, *BINARY, ast.BoolOp, ast.boolop, ast.Compare, *_COMPARE,
 )  # fmt: skip
 
 
@@ -327,15 +271,15 @@ def _compile(tree: ast.expr) -> Compiled:
             return lambda env: _bound(env, name)
         case ast.Tuple(elts=items) | ast.List(elts=items):
             parts = [_compile(item) for item in items]
-            return lambda env: tuple([part(env) for part in parts])
+            return lambda env: listed([part(env) for part in parts])
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             positive = _compile(operand)
             return lambda env: -positive(env)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             negated = _compile(operand)
             return lambda env: not negated(env)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            function, first, second = _BINARY[type(op)], _compile(left), _compile(right)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
+            function, first, second = BINARY[type(op)], _compile(left), _compile(right)
             return lambda env: function(first(env), second(env))
         case ast.BoolOp(op=op, values=values):
             parts, quantifier = [_compile(value) for value in values], all if isinstance(op, ast.And) else any

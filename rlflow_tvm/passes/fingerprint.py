@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from tvm import relax
 
+from rlflow_tvm.dataflow import Node
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes.difference import Difference, kind, name_of, operands
 from rlflow_tvm.passes.graph import Graph
@@ -19,6 +20,9 @@ from rlflow_tvm.passes.hashing import BITS, mixed, mixed_one
 
 _COUNTED = 0xD6E8FEB86659FD93
 """Tells what a node adds to its graph's fingerprint from what it is for its readers."""
+
+_AT_ONCE = 256
+"""Differences that are followed together, with a number for each of a graph's variables."""
 
 
 def distinct(graph: Graph, differences: Sequence[Difference], barred: Collection[int] = ()) -> list[int]:
@@ -40,7 +44,9 @@ def distinct(graph: Graph, differences: Sequence[Difference], barred: Collection
 
 def fingerprints(graph: Graph, differences: Sequence[Difference]) -> list[int | None]:
     """Of the graph after each difference; None where it would depend on itself."""
-    return _Follower(graph, differences).found() if differences else []
+    # those of all sites of a large graph at once would fill gigabytes
+    parts = (differences[i : i + _AT_ONCE] for i in range(0, len(differences), _AT_ONCE))
+    return [found for part in parts for found in _Follower(graph, part).found()]
 
 
 class _Follower:
@@ -70,7 +76,7 @@ class _Follower:
             for number in rooted.get(node.var, ()):
                 before[number, node.var] = int(value[number])
                 try:
-                    value[number] = lookups[number].of(self._differences[number].ends[node.var], ())
+                    value[number] = lookups[number].of(self._differences[number].ends[node.var])
                 except RewriteError:
                     self._circular.add(number)
             self._values[node.var] = value  # not before: what asks for a root's value meanwhile goes in a circle
@@ -78,7 +84,7 @@ class _Follower:
         for number, each in enumerate(self._differences):
             if number not in self._circular:
                 gone = [before.get((number, var), int(self._values[var][number])) for var in each.removed]
-                came = [lookups[number].of(node.var, ()) for node in each.added]
+                came = [lookups[number].of(node.var) for node in each.added]
                 change = sum(mixed_one(value ^ _COUNTED) for value in came)
                 change -= sum(mixed_one(value ^ _COUNTED) for value in gone)
                 result[number] = (int(result[number]) + change) & BITS
@@ -95,22 +101,47 @@ class _Lookup:
         self._added = {node.var: node for node in difference.added}
         self._found: dict[relax.Expr, int] = {}
 
-    def of(self, expr: relax.Expr, above: tuple[relax.Expr, ...]) -> int:
-        """RewriteError where an expression depends on itself; `above`: those that are being asked for."""
+    def of(self, expr: relax.Expr) -> int:
+        """RewriteError where an expression depends on itself."""
+        pending, above = [expr], set[relax.Expr]()  # the latter: those that wait for their operands
+        while pending:
+            asked = pending[-1]
+            if self._known(asked) is not None:
+                pending.pop()
+                continue
+            node = self._node(asked)
+            values = [(operand, self._known(operand)) for operand in self._difference.read_by(node)]
+            missing = [operand for operand, value in values if value is None]
+            if missing:
+                above.add(asked)
+                if not above.isdisjoint(missing):
+                    raise RewriteError(f"{node.var.name} depends on itself")
+                pending += missing
+                continue
+            value = mixed_one(kind(node))
+            for _, own in values:
+                assert own is not None
+                value = mixed_one(value ^ own)
+            self._found[asked] = value
+            above.discard(asked)
+            pending.pop()
+        found = self._known(expr)
+        assert found is not None
+        return found
+
+    def _known(self, expr: relax.Expr) -> int | None:
+        """Its value; None where it is made of others' that have to be asked for."""
         if not isinstance(expr, relax.Var):
             return name_of(expr)
         if expr in self._found:
             return self._found[expr]
-        if expr in above:
-            raise RewriteError(f"{expr.name} depends on itself")
+        if expr in self._added or expr not in self._values:
+            return None
+        return int(self._values[expr][self._number])
+
+    def _node(self, expr: relax.Expr) -> Node:
         node = self._added.get(expr)
-        if node is None and expr in self._values:
-            return int(self._values[expr][self._number])
         if node is None:
             node = self._graph.node(expr)  # one further down, which the rewrite brings forward
             assert node is not None
-        value = mixed_one(kind(node))
-        for operand in self._difference.read_by(node):
-            value = mixed_one(value ^ self.of(operand, (*above, expr)))
-        self._found[expr] = value
-        return value
+        return node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from rlflow_tvm.passes.rule import RewriteRule
 from rlflow_tvm.passes.term import depth
 
 _REMEMBERED = 50_000
+_PARTNERS = 9  # a match itself, with which it is not joined, is mostly the first of them
 
 Candidate = tuple[RewriteRule, int, tuple[Form, ...]]
 """A rule, the number of one of its left terms, and the forms of that term."""
@@ -189,10 +191,20 @@ class Matches:
             partial = [
                 joined
                 for first in partial
-                for second in by_key.get(_key(first, rule.shared[number]), ())
+                for second in self._partners(first, by_key.get(_key(first, rule.shared[number]), []), last)
                 if (joined := self._joined(first, second, known, number == last)) is not None
             ]
         return partial
+
+    def _partners(self, first: Match, others: list[Match], last: int) -> list[Match]:
+        """Those of the `others`, in execution order, that are tried with `first`. All of them, but of a symmetric rule
+        with three left terms or more the next few: of a hundred products of one tensor there would be as many triples
+        as their number's cube, and those that are worth joining, as queries, keys and values, stand together."""
+        if not first.rule.symmetric or last < 2:
+            return others
+        position = self.graph.position
+        start = bisect_left(others, position[first.roots[-1]], key=lambda each: position[each.roots[0]])
+        return others[start : start + _PARTNERS]
 
     def _ordered(self, rule: RewriteRule, number: int) -> list[Match]:
         """The matches of one left term, in execution order."""

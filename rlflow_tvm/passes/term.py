@@ -124,6 +124,9 @@ def depth(term: Term) -> int:
 _MOST_SUBTERMS = 1000
 """Of a term with a name: where each of many names uses the one before twice, the last would be endless."""
 
+_DEEPEST = 100
+"""Of a term, in operators: what follows terms down calls itself for each."""
+
 
 def parse_equation(text: str) -> Equation:
     """Read `LEFT[, LEFT] => RIGHT[, RIGHT] [where name = ...; name = ...]`; RewriteError says what is wrong."""
@@ -153,6 +156,9 @@ def parse_equation(text: str) -> Equation:
     if hidden := sorted(read & terms.keys()):
         raise RewriteError(f"rule text {text!r}: {hidden[0]} is a term behind where, and a name on the left: rename it")
     left, right = (_terms(side, terms, text) for side in (sides[0], right_text))
+    for term in (*terms.values(), *left, *right):
+        if depth(term) > _DEEPEST:
+            raise RewriteError(f"rule text {text!r}: a term in it is more than {_DEEPEST} operators deep: shorten it")
     if len(left) != len(right):
         raise RewriteError(f"rule text {text!r}: {len(left)} terms on the left, {len(right)} on the right")
     return Equation(left, right, tuple(lets))

@@ -227,3 +227,32 @@ def test_what_is_barred_takes_its_equals_along():
     assert distinct(state.graph, found) == [0, 2]
     assert distinct(state.graph, found, {0}) == distinct(state.graph, found, {1}) == [2]
     assert distinct(state.graph, found, {2}) == [0]
+
+
+def test_a_root_behind_a_long_way_is_followed_without_calling_itself():
+    """As of an unrolled recurrence, with rules of one's own."""
+
+    def body(emit, x):
+        first = emit(rx.tanh(x))
+        last = x
+        for _ in range(1200):
+            last = emit(rx.nn.relu(last))
+        return rx.add(first, emit(rx.exp(last)))
+
+    rules = RuleSet((RewriteRule("both", "none", "tanh(x), exp(y) => subtract(tanh(x), relu(y)), exp(y)"),), LANES)
+    state = GraphState.from_module(module({"x": (2, 3)}, {}, body), rules)
+    (match,) = state.matches.by_rule["both"]
+    difference = Difference.of(state.graph, match, state.matches.parameters)
+    after = apply_match(state.graph, match, state.matches.parameters)
+    (told,) = fingerprints(state.graph, [difference])
+    assert told is not None
+    assert len(after.nodes) == len(state.graph.nodes) + 2
+
+
+def test_many_differences_are_followed_in_parts(monkeypatch):
+    state = GraphState.from_module(MODELS["transformer_block"](), default_rules(LANES))
+    found = [difference for difference, _ in differences(state).values()]
+    whole = fingerprints(state.graph, found)
+    monkeypatch.setattr("rlflow_tvm.passes.fingerprint._AT_ONCE", 7)
+    assert len(found) > 7
+    assert fingerprints(state.graph, found) == whole

@@ -14,6 +14,7 @@ from tvm import relax
 from rlflow_tvm.float_check import outputs
 from rlflow_tvm.passes.instance import Instance, instance_function
 from rlflow_tvm.passes.ops import OPERATORS
+from rlflow_tvm.passes.proof.domains import Unfit
 from rlflow_tvm.passes.proof.meaning import MEANINGS, meaning
 from rlflow_tvm.passes.proof.sampling import FLOAT, Sample, Sampler, drawn_tensors
 from rlflow_tvm.passes.rule import RewriteRule
@@ -100,6 +101,22 @@ def test_a_window_that_ceil_mode_takes_beyond_the_padding_counts_none_from_there
     function = instance_function(rule_of("avg_pool2d"), Instance({"x": x.shape}, {"k": k}))
     ((found,),) = outputs([function], [[x]], TARGET)
     np.testing.assert_allclose(found, meaning("avg_pool2d", Floats(), [(x,)], k)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "attributes"),
+    [
+        ("broadcast_to", (1, 1), {"shape": [4096, 4096]}),
+        ("pad", (2, 3), {"pad_width": [0, 100_000_000_000, 0, 0], "pad_value": 0.0, "pad_mode": "constant"}),
+        ("adaptive_avg_pool2d", (1, 1, 2, 2), {"output_size": [4096, 4096], "layout": "NCHW", "out_layout": "NCHW"}),
+        ("resize2d", (1, 1, 2, 2), {"size": [1_000_000_000, 1], "layout": "NCHW"}),
+        ("max_pool2d", (1, 1, 2, 2), {"pool_size": [1, 1], "strides": [1, 1], "dilation": [1, 1], "ceil_mode": False,
+                                      "padding": [1_000_000_000, 0, 0, 0], "layout": "NCHW", "out_layout": "NCHW"}),
+    ],
+)  # fmt: skip
+def test_what_would_fill_the_memory_is_no_sample(name, shape, attributes):
+    with pytest.raises(Unfit, match="are too many elements"):
+        meaning(name, Floats(), [(np.ones(shape, FLOAT),)], attributes)
 
 
 @pytest.mark.parametrize("name", MEANINGS)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tvm
 from small_models import LANES, bound, conv_chain, conv_net, transformer_block
+from tvm import relax, topi
 
 import rlflow_tvm
 from rlflow_tvm.errors import PlanError, RewriteError
@@ -101,14 +102,39 @@ def test_apply_plan_is_a_pass(state, saved):
     tvm.ir.assert_structural_equal(in_sequence, mod)
 
 
-def test_replay_in_another_process_gives_the_same_structure(state, saved, tmp_path):
-    module = tmp_path / "module.json"
+def test_a_plan_is_repeated_for_targets_that_have_pipelines_of_their_own(state, caplog):
+    with tvm.target.Target("metal"), caplog.at_level("WARNING", "rlflow_tvm"):
+        mod = rlflow_tvm.ApplyPlan(state.plan)(bound(conv_net()))
+    tvm.ir.assert_structural_equal(mod["main"], state.bound()["main"])
+    assert not caplog.text
+
+
+def replayed(state: GraphState, plan: Path, folder: Path) -> int:
+    """The hash of what another process makes of the plan."""
+    module = folder / "module.json"
     module.write_text(tvm.ir.save_json(state.start.mod))
-    command = [sys.executable, "-c", REPLAY, str(module), str(saved)]
-    folder = Path(rlflow_tvm.__file__).parents[1]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", REPLAY, str(module), str(plan)]
+    there = Path(rlflow_tvm.__file__).parents[1]
+    done = subprocess.run(command, cwd=there, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == state.structural_hash
+    return int(done.stdout)
+
+
+def test_replay_in_another_process_gives_the_same_structure(state, saved, tmp_path):
+    assert replayed(state, saved, tmp_path) == state.structural_hash
+
+
+def test_a_plan_of_a_graph_with_kernels_of_its_own_is_repeated_in_another_process(tmp_path):
+    """Which its function names, as importers leave what Relax has no operator for."""
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((4, 4), "float32"))
+    with builder.function("main", [x], {"num_input": 1}):
+        with builder.dataflow():
+            first = builder.emit(relax.op.nn.relu(builder.emit(relax.op.nn.relu(x))))
+            output = builder.emit_output(relax.op.add(first, builder.emit_te(topi.tanh, first)))
+        builder.emit_func_output(output)
+    state = walked(builder.get(), 1)
+    state.plan.save(tmp_path / "best.plan.json")
+    assert replayed(state, tmp_path / "best.plan.json", tmp_path) == state.structural_hash
 
 
 def test_empty_plan_changes_nothing():

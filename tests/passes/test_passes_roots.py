@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+from math import comb
+
 import pytest
 import tvm
 from small_models import LANES, TARGET, module
@@ -96,3 +99,23 @@ def test_a_symmetric_pair_follows_roots_that_change_places():
     (before,), (found,) = state.matches.by_rule["pair"], after.matches.by_rule["pair"]
     assert [root.name for root in found.roots] == [root.name for root in before.roots][::-1]
     assert after.sites == start(after.mod, pair, move).sites
+
+
+@pytest.mark.parametrize("readers", [3, 9, 30])
+def test_triples_of_a_tensor_with_many_readers_are_those_that_stand_together(readers):
+    """Of a hundred there would be 161700."""
+    rule = RewriteRule("three", "none", "multiply(x, a), multiply(x, b), multiply(x, c) => "
+                       "multiply(a, x), multiply(b, x), multiply(c, x)", symmetric=True)  # fmt: skip
+    names = [f"y{i}" for i in range(readers)]
+
+    def body(emit, x, **others):
+        return tuple(rx.multiply(x, others[name]) for name in names)
+
+    state = start(module({"x": (3,), **dict.fromkeys(names, (3,))}, {}, body), rule)
+    found = [[state.graph.position[root] for root in match.roots] for match in state.matches.by_rule["three"]]
+    wanted = [each for each in combinations(range(readers), 3) if each[1] - each[0] < 9 and each[2] - each[1] < 9]
+    assert sorted(found) == sorted(map(list, wanted))
+    if readers < 10:
+        assert len(found) == comb(readers, 3)
+    after = first(state, "three")
+    assert after.sites == start(after.mod, rule).sites

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
-from itertools import islice
+from itertools import cycle, islice
 
 import numpy as np
 import pytest
@@ -79,7 +78,7 @@ def test_rules_are_compiled_in_place_where_nothing_can_be_linked(monkeypatch):
 
 def test_outputs_of_another_shape_or_type_are_a_difference(monkeypatch):
     for other in (np.zeros((3, 1), "float32"), np.zeros(3, "float16")):
-        found = itertools.cycle([[np.zeros(3, "float32")], [other]])
+        found = cycle([[np.zeros(3, "float32")], [other]])
         monkeypatch.setattr(
             "rlflow_tvm.float_check.outputs", lambda functions, *_, f=found: [next(f) for _ in functions]
         )
@@ -208,7 +207,8 @@ def test_half_floats_are_not_led_out_of_their_range():
     names = ("mean_to_sum", "sum_after_scale", "divide_twice", "scale_then_divide", "divide_then_scale",
              "scale_after_matmul", "scale_after_right_operand", "fold_scale_chain", "scale_after_product",
              "associate_multiply", "distribute_scale", "distribute_divide", "factor_scale", "factor_divide",
-             "matmul_distribute_difference", "sum_of_matmul_rows")  # fmt: skip
+             "matmul_distribute_difference", "sum_of_matmul_rows", "distribute_scale_over_bias",
+             "matmul_distribute_left", "matmul_distribute_right", "sum_of_concat")  # fmt: skip
 
     def body(emit, x, a, b):
         s, divided = relax.const(np.array(0.125, str(x.ty.dtype))), emit(rx.divide(x, a))
@@ -217,11 +217,12 @@ def test_half_floats_are_not_led_out_of_their_range():
         products = rx.matmul(scaled, a), rx.matmul(x, scaled), rx.matmul(difference, a)
         factors = (rx.add(emit(how(x, s)), emit(how(scaled, s))) for how in (rx.multiply, rx.divide))
         spread = (how(difference, scaled) for how in (rx.multiply, rx.divide))
-        rows = rx.sum(emit(rx.matmul(x, a)), [0], keepdims=True)
+        both = emit(rx.add(x, scaled)), emit(rx.concat([x, scaled], 1)), emit(rx.add(x, a))
+        sums = rx.matmul(both[0], a), rx.matmul(a, both[0]), rx.sum(both[1], [1]), rx.multiply(both[2], b)
         return (rx.mean(x, [0, 1]), rx.sum(scaled, [1]), rx.divide(divided, b), rx.multiply(divided, b),
-                rx.divide(emit(rx.multiply(x, a)), b),
+                rx.divide(emit(rx.multiply(x, a)), b), rx.sum(emit(rx.matmul(x, a)), [0], keepdims=True),
                 *(rx.multiply(emit(rx.multiply(x, y)), z) for y, z in ((a, b), (a, x), (x, x))),
-                *products, *factors, *spread, rows)  # fmt: skip
+                *products, *factors, *spread, *sums)  # fmt: skip
 
     def found(dtype: str) -> set[str]:
         return matched(module({"x": (4, 4)}, {"a": (4, 4), "b": (4, 4)}, body, dtype), *names)

@@ -221,11 +221,19 @@ def test_attribute_expressions(text, value):
         "constant_along([1], [0], 10000000000)",
         "prod(range(1, 4097))",
         "prod(range(1, 400)) * prod(range(1, 400))",
+        "nchwc([[[1] * 4096] * 4096] * 4096)",
+        "[[[0]]]",
+        "a * a where a = prod(range(1, 400)) / 7",
+        "a + a where a = 7 / prod(range(1, 400))",
+        "a - a where a = 7 / prod(range(1, 400))",
+        "a % a where a = 7 / prod(range(1, 400))",
     ],
 )
 def test_attribute_expression_that_would_fill_the_memory_is_refused(text):
+    text, _, where = text.partition(" where a = ")
+    named = {"a": Attribute(where).value({})} if where else {}
     with pytest.raises(RewriteError, match=r"more than 4096|is not formatted"):
-        Attribute(text).value({})
+        Attribute(text).value(named)
 
 
 def test_a_text_is_no_number():
@@ -238,6 +246,16 @@ def test_names_that_use_each_other_twice_are_refused():
     lets = "; ".join(["t0 = add(x, x)"] + [f"t{i} = add(t{i - 1}, t{i - 1})" for i in range(1, 40)])
     with pytest.raises(RewriteError, match="t8 is more than 1000 terms, written out"):
         RewriteRule("doubled", "none", f"relu(x) => t39 where {lets}")
+
+
+def test_terms_that_are_too_deep_are_refused():
+    """Printing one, and building it, calls itself for each operator."""
+    chain = "; ".join(f"t{i} = " + "relu(" * 30 + ("x" if i == 0 else f"t{i - 1}") + ")" * 30 for i in range(8))
+    with pytest.raises(RewriteError, match="more than 100 operators deep"):
+        RewriteRule("deep", "none", f"relu(x) => t7 where {chain}")
+    with pytest.raises(RewriteError, match="more than 100 operators deep"):
+        RewriteRule("deep", "none", "relu(" * 101 + "x" + ")" * 101 + " => x")
+    RewriteRule("deep", "none", f"relu(x) => t2 where {'; '.join(chain.split('; ')[:3])}")
 
 
 def test_left_term_that_would_have_too_many_forms_is_refused():

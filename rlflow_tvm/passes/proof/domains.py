@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +31,16 @@ class Undefined(RewriteError):
 
 class Unfit(Undefined):
     """Shapes, attributes or element types that the operator does not take, or of which a domain knows nothing."""
+
+
+_ROOM = 1 << 20
+"""Elements of one tensor, and products of one convolution, at most: samples are small, and what is not is a mistake."""
+
+
+def check_room(*extents: int) -> None:
+    """`Unfit` for what would fill the memory."""
+    if prod(extents) > _ROOM:
+        raise Unfit(f"{' x '.join(map(str, extents))} are too many elements")
 
 
 class Domain(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlflow_tvm.passes.proof.domains import Domain, Plane, Tensor, Unfit, each, shape_of
+from rlflow_tvm.passes.proof.domains import Domain, Plane, Tensor, Unfit, check_room, each, shape_of
 from rlflow_tvm.passes.proof.windows import (
     adaptive_avg_pool2d,
     avg_pool2d,
@@ -242,6 +242,7 @@ def broadcast_to(domain: Domain, operands: list[Tensor], k: Attributes) -> Tenso
         fits = False
     if not fits:
         raise Unfit(f"{shape_of(x)} to {shape}")
+    check_room(*shape)
     return each(lambda plane: np.broadcast_to(plane, shape), x)
 
 
@@ -272,6 +273,7 @@ def pad(domain: Domain, operands: list[Tensor], k: Attributes) -> Tensor:
         raise Unfit("only padding with a constant is known")
     value = number(domain, k["pad_value"], x)
     pairs = [(widths[2 * axis], widths[2 * axis + 1]) for axis in range(rank)]
+    check_room(*(extent + sum(pair) for extent, pair in zip(shape_of(x), pairs, strict=True)))
     return each(lambda plane, filler: np.pad(plane, pairs, constant_values=filler[()]) if rank else plane, x, value)
 
 

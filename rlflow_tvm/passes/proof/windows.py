@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 
 from rlflow_tvm.passes.ops import has_empty_window
-from rlflow_tvm.passes.proof.domains import Domain, Plane, Tensor, Unfit, each, shape_of
+from rlflow_tvm.passes.proof.domains import Domain, Plane, Tensor, Unfit, check_room, each, shape_of
 from rlflow_tvm.passes.proof.interpolation import Taps, taps
 
 _BLOCKED = re.compile(r"(NCHW|OIHW)(\d+)[co]")
-_ROOM = 1 << 20
-"""Products of one convolution, at most: samples are small, and what is not is a mistake."""
 
 
 def split_channels(x: Plane, block: int, axis: int = 1) -> Plane:
@@ -75,8 +73,8 @@ def conv2d(domain: Domain, operands: list[Tensor], k: Mapping[str, Any]) -> Tens
     (down, right_by), (spread, spread_by) = k["strides"], k["dilation"]
     high = _steps(height, rows, down, spread, top, bottom)
     wide = _steps(width, columns, right_by, spread_by, left, right)
-    if batch * outputs * inputs * high * wide * rows * columns > _ROOM:
-        raise Unfit("too large a convolution")
+    check_room(batch, outputs, inputs, high, wide, rows, columns)
+    check_room(batch, channels, height + top + bottom, width + left + right)
     if k["out_dtype"] not in (None, "", "void"):
         x, w = domain.cast(x, k["out_dtype"]), domain.cast(w, k["out_dtype"])
     i = np.arange(high)[:, None] * down + np.arange(rows) * spread
@@ -108,6 +106,7 @@ def _pool(domain: Domain, x: Tensor, k: Mapping[str, Any], reduced: Reduced) -> 
         (height, width), k["pool_size"], k["strides"], k["dilation"], (top, left), (bottom, right), strict=True
     ):
         count = _steps(extent, kernel, stride, dilation, before, after, k["ceil_mode"])
+        check_room(count, kernel)
         if has_empty_window(extent, count, kernel, stride, dilation, (before, after)):
             raise Unfit("a window lies in the padding")
         windows = [[n * stride - before + i * dilation for i in range(kernel)] for n in range(count)]
@@ -171,6 +170,7 @@ def adaptive_avg_pool2d(domain: Domain, operands: list[Tensor], k: Mapping[str, 
 
     if any(count < 1 for count in k["output_size"]):
         raise Unfit(f"no image is of the size {k['output_size']}")
+    check_room(*shape_of(plain)[:2], *k["output_size"])
     rows, columns = (parts(e, n) for e, n in zip(shape_of(plain)[2:], k["output_size"], strict=True))
 
     def reduced(window: Tensor) -> Tensor:
@@ -183,6 +183,8 @@ def adaptive_avg_pool2d(domain: Domain, operands: list[Tensor], k: Mapping[str, 
 def resize2d(domain: Domain, operands: list[Tensor], k: Mapping[str, Any]) -> Tensor:
     (x,) = operands
     _block(k["layout"], x)
+    batch, channels, _, _, *block = shape_of(x)
+    check_room(batch, channels, *k["size"], *block)
     for axis, count in zip((2, 3), k["size"], strict=True):  # blocks or not, these are the image's
         x = _interpolated(domain, x, axis, taps(shape_of(x)[axis], count, k))
     return x

@@ -19,7 +19,8 @@ RULES = (
     RewriteRule(
         "distribute_scale_over_bias", "fold",
         "multiply(add(x, a), b) => add(multiply(x, b), multiply(a, b))",
-        when=("is_weight(a)", "is_weight(b)", "not is_weight(x)"),
+        # there both summands may be infinite
+        when=("is_weight(a)", "is_weight(b)", "not is_weight(x)", 'dtype(x) != "float16"'),
     ),
     RewriteRule(
         "divide_to_multiply", "fold",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rlflow_tvm.passes.rule import RewriteRule
 
+_IN_RANGE = 'dtype(x) != "float16"'  # in which both parts of a sum may be infinite
+
 RULES = (
     RewriteRule(
         "merge_matmuls", "merge",
@@ -39,7 +41,7 @@ RULES = (
     RewriteRule(
         "matmul_distribute_left", "matmul",
         "matmul(add(x, y), a) => add(matmul(x, a), matmul(y, a))",
-        when=("shape(x) == shape(y)",), symmetric=True,
+        when=("shape(x) == shape(y)", _IN_RANGE), symmetric=True,
     ),
     RewriteRule(
         "matmul_factor_left", "matmul",
@@ -49,7 +51,7 @@ RULES = (
     RewriteRule(
         "matmul_distribute_right", "matmul",
         "matmul(x, add(a, b)) => add(matmul(x, a), matmul(x, b))",
-        when=("shape(a) == shape(b)", "not (is_weight(a) and is_weight(b))"), symmetric=True,
+        when=("shape(a) == shape(b)", "not (is_weight(a) and is_weight(b))", _IN_RANGE), symmetric=True,
     ),
     RewriteRule(
         "matmul_factor_right", "matmul",

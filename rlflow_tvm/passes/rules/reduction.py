@@ -93,7 +93,7 @@ RULES = (
     RewriteRule(
         "sum_of_concat", "reduction",
         "sum(concat(x, y, axis=k), axis=a, keepdims=d) => add(sum(x, axis=a, keepdims=d), sum(y, axis=a, keepdims=d))",
-        when=("k in normal(a, rank(x))",),
+        when=("k in normal(a, rank(x))", _IN_RANGE),
     ),
     RewriteRule(
         "max_of_concat", "reduction",

@@ -197,7 +197,7 @@ def _of_class(rule: RewriteRule, operator: str, name: str) -> RewriteRule | None
     pattern = re.compile(rf"\b{operator}\(")
     if not pattern.search(rule.text.partition("=>")[0]):
         return None
-    member = "f" if "[f]" not in rule.text else "g"
+    member = next(name for name in "fgh" if f"[{name}]" not in rule.text)  # one for each class at most
     try:
         return replace(rule, text=pattern.sub(f"{name}[{member}](", rule.text))
     except RewriteError:
