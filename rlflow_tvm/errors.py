@@ -26,6 +26,10 @@ class RewriteError(RlflowError):
     """A rule could not be applied, or a rewritten module is not what it should be."""
 
 
+class UncomparableError(RewriteError):
+    """Nothing can be told by a module's outputs, whatever was made of it."""
+
+
 class PlanError(RlflowError):
     """A plan file is unreadable, or belongs to another module or rule set."""
 

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from rlflow_tvm.cost.machine import device_of
-from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.errors import RewriteError, UncomparableError
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.ir import Detached, extent_along
 from rlflow_tvm.kernels import BY_SHAPE, Choices, pipeline
@@ -155,30 +155,31 @@ class Comparison:
     module's own are taken; where it is not finite (the root of a negative number), weights of the signs that the module
     has, then the module's own, and at last inputs without negative numbers, with either (the logarithm of a spectrum).
 
-    RewriteError if less than half of an output is finite with any of them; the log is told where an output is of one
-    value with all of them.
+    UncomparableError if less than half of an output is finite with any of them; the log is told where an output is of
+    one value with all of them.
     """
 
     def __init__(self, start: GraphState, target: tvm.target.Target, seed: int = 0) -> None:
-        self._start, self._target = start, target
+        self._start, self._target, self._seed = start, target, seed
         inputs = list(random_inputs(start.mod, seed).values())
         best = (-1.0, -1.0)
         for draw in _DRAWS:
             if draw.only_if_not_finite and best[0] == 1.0:
                 continue
+            self._positive = draw.positive
             self._inputs = [positive(a) if draw.positive else a for a in inputs]
             weights = self._weights = _drawn_weights(start, draw, seed)
             expected = self._run(start)
             finite = finite_share(expected)
             visible = min((_visible_share(output) for output in expected), default=1.0)
             if any(map(_is_few_floats, expected)) and finite >= ENOUGH_FINITE:
-                visible *= self._is_varied(start, expected, draw, seed)
+                visible *= self._is_varied(start, expected)
             if (finite, visible) > best:
-                best, chosen = (finite, visible), (self._inputs, weights, expected)
+                best, chosen = (finite, visible), (self._positive, self._inputs, weights, expected)
             if finite == 1.0 and visible >= _ENOUGH_VISIBLE:
                 break
         if best[0] < ENOUGH_FINITE:
-            raise RewriteError(
+            raise UncomparableError(
                 f"the outputs cannot be compared: {100 * (1 - best[0]):.0f} % of one of them is NaN or infinite on "
                 "random inputs, without negative ones and with the model's own weights too: look for the operator that "
                 "makes it so"
@@ -189,12 +190,25 @@ class Comparison:
                 "inputs, with the model's own weights too: a wrong rewrite might not show",
                 100 * best[1],
             )
-        self._inputs, self._weights, self._expected = chosen
+        self._positive, self._inputs, self._weights, self._expected = chosen
 
     def _run(self, state: GraphState, choices: Choices = BY_SHAPE) -> list[np.ndarray]:
-        return run_module(Detached(state.mod, self._weights).bind(), self._target, self._inputs, choices)
+        """The state's outputs, and behind them those that are a few labels for other inputs too: one label stays what
+        it is whatever was lost."""
+        bound, device = Detached(state.mod, self._weights).bind(), device_of(self._target)
+        executable = build_module(bound, self._target, choices)
+        found = run_executable(executable, self._inputs, device)
+        few = [i for i, output in enumerate(found) if _is_few(output) and output.dtype.kind in "iub"]
+        for other in range(1, -(-_LABELS // min((found[i].size for i in few), default=_LABELS))):
+            outputs = run_executable(executable, self._other_inputs(other), device)
+            found += [outputs[i] for i in few]
+        return found
 
-    def _is_varied(self, start: GraphState, expected: Sequence[np.ndarray], draw: _Draw, seed: int) -> bool:
+    def _other_inputs(self, number: int) -> list[np.ndarray]:
+        drawn = random_inputs(self._start.mod, self._seed + number).values()
+        return [positive(array) if self._positive else array for array in drawn]
+
+    def _is_varied(self, start: GraphState, expected: Sequence[np.ndarray]) -> bool:
         """Whether each output of a few floats has more than two values, for these inputs and others: else it is
         saturated, as a sigmoid that is 0 or 1 whatever comes."""
         few = [i for i, output in enumerate(expected) if _is_few_floats(output)]
@@ -202,10 +216,7 @@ class Comparison:
         if others := range(1, -(-_NUMBERS // min(expected[i].size for i in few))):
             bound = Detached(start.mod, self._weights).bind()
             executable, device = build_module(bound, self._target), device_of(self._target)
-            for other in others:
-                drawn = random_inputs(start.mod, seed + other).values()
-                inputs = [positive(array) if draw.positive else array for array in drawn]
-                seen.append(run_executable(executable, inputs, device))
+            seen += [run_executable(executable, self._other_inputs(other), device) for other in others]
         return all(_distinct(np.concatenate([outputs[i].ravel() for outputs in seen])) > 2 for i in few)
 
     def error(self, state: GraphState, choices: Choices = BY_SHAPE) -> float:
@@ -287,6 +298,7 @@ _DRAWS = (
 _ENOUGH_VISIBLE = 0.1
 _FEW = 16  # elements of an output, of which no share can be told
 _NUMBERS = 4  # of such an output that are looked at, from as many runs as it takes
+_LABELS = 16  # likewise, of one of integers or booleans, which are compared
 ENOUGH_FINITE = 0.5
 """Of each output; else a difference may not show: NaN is as good as another."""
 
@@ -301,8 +313,12 @@ def positive(array: np.ndarray) -> np.ndarray:
     return array if array.dtype.kind in "iub" else np.abs(array)
 
 
+def _is_few(output: np.ndarray) -> bool:
+    return 0 < output.size <= _FEW
+
+
 def _is_few_floats(output: np.ndarray) -> bool:
-    return 0 < output.size <= _FEW and output.dtype.kind not in "iub"
+    return _is_few(output) and output.dtype.kind not in "iub"
 
 
 def _distinct(values: np.ndarray) -> int:

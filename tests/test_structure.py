@@ -18,7 +18,7 @@ PACKAGE = Path(rlflow_tvm.__file__).parent
 REPOSITORY = PACKAGE.parent
 NAME = PACKAGE.name
 
-EVERYONES = {"dataflow", "errors", "ir", "jsonl", "lifting", "processors", "rows", "transposed", "volumes"}
+EVERYONES = {"dataflow", "errors", "home", "ir", "jsonl", "lifting", "processors", "rows", "transposed", "volumes"}
 """Whoever may import them: they import each other alone."""
 
 ROOMS: dict[str, set[str]] = {

@@ -81,8 +81,8 @@ def test_outputs_of_another_type_are_wrong(monkeypatch):
     state = rewritten(module({"x": (4, 8)}, {}, lambda emit, x: rx.tanh(x)), {}, RIGHT)
     comparison = Comparison(state.origin(), TARGET)
     assert comparison.error(state) <= TOLERANCE
-    run_module = verify.run_module
-    monkeypatch.setattr(verify, "run_module", lambda *args: [a.astype("float16") for a in run_module(*args)])
+    run = verify.run_executable
+    monkeypatch.setattr(verify, "run_executable", lambda *args: [a.astype("float16") for a in run(*args)])
     assert comparison.error(state) == INF
 
 
@@ -104,12 +104,12 @@ def test_indices_stay_what_they_are(monkeypatch):
         builder.emit_func_output(output)
     seen = []
 
-    def run_module(mod, *others):
+    def build_module(mod, *others):
         seen.extend(tensor.numpy().tolist() for tensor in detach(mod).weights.values())
-        return verify_run(mod, *others)
+        return verify_build(mod, *others)
 
-    verify_run = verify.run_module
-    monkeypatch.setattr(verify, "run_module", run_module)
+    verify_build = verify.build_module
+    monkeypatch.setattr(verify, "build_module", build_module)
     state = GraphState.from_module(builder.get(), RuleSet((RIGHT,), LANES))
     check_state(state.apply(RewriteAction("right", state.sites["right"][0])), TARGET)
     assert seen
@@ -194,6 +194,24 @@ def test_an_output_of_one_number_is_not_left_saturated(caplog):
     weights["v"] *= 1e4  # with which all of them saturate it
     assert check_state(rewritten(mod, weights, doubled), TARGET) <= TOLERANCE
     assert re.search(r"is one value or two on random inputs.* might not show", caplog.text)
+
+
+def test_a_label_is_compared_for_many_inputs():
+    """For one it mostly stays what it is, whatever is lost."""
+
+    def labelled(emit, x, w, b):
+        return rx.argmax(emit(rx.add(emit(rx.matmul(x, w)), b)), 1)
+
+    mod = module({"x": (1, 64)}, {"w": (64, 10), "b": (10,)}, labelled)
+    weights = {"w": near_one(64, 10), "b": near_one(10)}
+    for text, right in (("add(x, b) => x", False), ("add(x, b) => add(b, x)", True)):
+        rule = RewriteRule("bias", "none", text, when=("is_weight(b)", "not is_weight(x)"))
+        state = rewritten(mod, weights, rule)
+        if right:
+            assert check_state(state, TARGET) == 0.0
+        else:
+            with pytest.raises(RewriteError, match="first after bias@"):
+                check_state(state, TARGET)
 
 
 def test_a_saturated_output_of_narrow_floats_is_seen_to_be():

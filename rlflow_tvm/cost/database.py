@@ -25,7 +25,8 @@ from rlflow_tvm.cost.schema import (
     STRUCTURE,
     TAKE_PLACE,
 )
-from rlflow_tvm.errors import CostError
+from rlflow_tvm.errors import CostError, UsageError
+from rlflow_tvm.home import home_folder
 
 _BUSY_SECS = 60.0
 _RETRY_SECS = 0.02
@@ -71,13 +72,10 @@ class Holding:
 def default_path() -> Path:
     """`$RLFLOW_TVM_HOME/kernels.sqlite`, by default `~/.cache/rlflow_tvm/kernels.sqlite`; CostError where nobody knows
     the home."""
-    home = os.environ.get("RLFLOW_TVM_HOME")
     try:
-        return (Path(home).expanduser() if home else Path.home() / ".cache" / "rlflow_tvm") / "kernels.sqlite"
-    except RuntimeError as error:
-        raise CostError(
-            f"there is no home folder to keep the kernel database in ({error}): set RLFLOW_TVM_HOME to a folder"
-        ) from error
+        return home_folder() / "kernels.sqlite"
+    except UsageError as error:
+        raise CostError(str(error)) from error
 
 
 def reading_name(path: str, shared: bool) -> str:

@@ -90,11 +90,13 @@ def _check(graph: Graph) -> None:
 
 
 def _drop_empty(graph: Graph) -> None:
-    """Leave out lists without elements where that says the same: TVM's importer does not read them."""
+    """Leave out lists without elements, and padding of no kind, where that says the same: TVM's importer does not read
+    the former, and takes the latter for one that it does not know."""
     for node in graph.nodes:
         names = _MAY_BE_EMPTY | ({"axes"} if node.op_type.startswith("Reduce") else set())
         lists = [a for a in node.attribute if a.name in names and a.type in _LISTS]
         empty = [a.name for a in lists if not (a.ints or a.floats or a.strings)]
+        empty += [a.name for a in node.attribute if a.name == "auto_pad" and not a.s]
         kept = [a for a in node.attribute if a.name not in empty]
         if len(kept) < len(node.attribute):
             del node.attribute[:]
@@ -115,7 +117,9 @@ def _set_shapes(graph: Graph, shapes: Shapes) -> None:
     for name, info in inputs.items():
         _require_static(graph, name, info)
     for output in graph.model.graph.output:  # inferred anew: the file's may be symbolic, or of another batch size
-        if output.type.HasField("tensor_type"):
+        if output.name in inputs:  # of two entries inference takes the last
+            output.type.CopyFrom(inputs[output.name].type)
+        elif output.type.HasField("tensor_type"):
             output.type.tensor_type.ClearField("shape")
 
 

@@ -1,8 +1,8 @@
 """Converters of single ONNX operators that take the place of TVM's: Relax operators where TVM's importer gives loops
 (`Clip`, `CumSum`, `Einsum`, `Pad`, `Tile`), a stack that is then reduced (`Sum`, `Max`, `Min`, `Mean`) or a computation
-of shapes (`Gather`) or of remainders (`Cast`), and where it gives what cannot be built (`Cosh`, `Equal`, `Pow`, `Sinh`,
-`Split`), has another type (`Elu`, `OneHot`, `Selu`) or does not read all attributes (`IsInf`); and those of operators
-that it does not know (`LpNormalization`, `ReverseSequence`, `recurrent.py`).
+of shapes (`Compress`, `Gather`) or of remainders (`Cast`), and where it gives what cannot be built (`Cosh`, `Equal`,
+`Pow`, `Sinh`, `Split`), has another type (`Elu`, `OneHot`, `Selu`) or does not read all attributes (`IsInf`); and those
+of operators that it does not know (`LpNormalization`, `ReverseSequence`, `recurrent.py`).
 
 Each takes the block builder, the inputs (None where one is left out), the attributes and the operator set, and returns
 the expression, or None where TVM's own converter has to do it.
@@ -70,6 +70,17 @@ def _hard_sigmoid(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: i
 
 def _hard_swish(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr:
     return relax.op.multiply(inputs[0], _hard_sigmoid(bb, inputs, {"alpha": 1 / 6, "beta": 0.5}, opset))
+
+
+def _compress(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
+    """Of a condition that is known: what it leaves is, too."""
+    data, condition = inputs[0], inputs[1]
+    axis = attrs.get("axis")
+    if not isinstance(condition, tvm.ir.GenericConst):
+        return None
+    if axis is None:
+        data = bb.normalize(relax.op.reshape(data, [-1]))
+    return relax.op.take(data, relax.const(np.flatnonzero(condition.value.numpy())), int(axis or 0))
 
 
 _PAD_MODES = {b"constant": "constant", b"edge": "replicate", b"reflect": "reflect"}
@@ -336,6 +347,7 @@ CONVERTERS: dict[str, Callable[[relax.BlockBuilder, list, Mapping, int], relax.E
     **RECURRENT,
     "Cast": _to_int32,
     "Clip": _clip,
+    "Compress": _compress,
     "Cosh": cosh,
     "CumSum": _cumsum,
     "DynamicQuantizeLinear": _dynamic_quantize,

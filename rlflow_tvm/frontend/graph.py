@@ -35,10 +35,10 @@ class Graph:
     """What the file calls the outputs: cleaning may take another value for one."""
     sequences: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The tensors that a sequence holds, where these are known (filled by `taken_apart`)."""
-    _names: tuple[onnx.ModelProto | None, set[str]] = field(
-        default_factory=lambda: (None, set()), init=False, repr=False
+    _names: tuple[onnx.ModelProto | None, set[str], Counter[str]] = field(
+        default_factory=lambda: (None, set(), Counter()), init=False, repr=False
     )
-    """Of a model's values, once one of them was asked for."""
+    """Of a model's values, once one of them was asked for, and how many of each stem have been tried."""
 
     @property
     def nodes(self) -> list[onnx.NodeProto]:
@@ -96,12 +96,12 @@ class Graph:
         if self._names[0] is not self.model:  # collected once for a model: it may have thousands of nodes
             taken = set(self.constants) | {i.name for i in self.model.graph.input}
             taken.update(_made_in(self.model.graph))
-            self._names = self.model, taken
-        taken = self._names[1]
-        name, count = stem, 0
-        while name in taken:
-            count += 1
-            name = f"{stem}_{count}"
+            self._names = self.model, taken, Counter()
+        _, taken, tried = self._names
+        name = stem
+        while name in taken:  # not from the first on: a loop that is unrolled asks for each name a thousand times
+            tried[stem] += 1
+            name = f"{stem}_{tried[stem]}"
         taken.add(name)
         return name
 

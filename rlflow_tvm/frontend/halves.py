@@ -32,6 +32,6 @@ def _in_singles(operator: str, before: Converter | None = None) -> Converter:
 
 
 HALVES: dict[str, Converter] = {
-    **{name: _in_singles(name) for name in ("GlobalLpPool", "InstanceNormalization", "LpPool")},
+    **{name: _in_singles(name) for name in ("GlobalLpPool", "InstanceNormalization", "LRN", "LpPool")},
     "ReduceL2": _in_singles("ReduceL2", before=REDUCTIONS["ReduceL2"]),
 }

@@ -32,6 +32,7 @@ def convert(graph: Graph) -> None:
     for node in graph.nodes:
         _spell_out_broadcast(graph, node)
         _spell_out_slopes(graph, node)
+        _drop_value(node)
     skeleton, aside = graph.skeleton()
     try:
         converted = version_converter.convert_version(skeleton, OLDEST_OPSET)
@@ -98,6 +99,14 @@ def _spell_out_slopes(graph: Graph, node: onnx.NodeProto) -> None:
         )
     if slope.ndim == 1 and slope.size > 1:
         _align(graph, node, rank - 1)
+
+
+def _drop_value(node: onnx.NodeProto) -> None:
+    """What `Pad` would pad with in another mode, which ONNX's converter (1.23) keeps as an attribute."""
+    if node.op_type == "Pad" and attributes(node).get("mode", b"constant") != b"constant":
+        kept = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in node.attribute if a.name != "value"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
 
 
 def _align(graph: Graph, node: onnx.NodeProto, rank: int) -> None:

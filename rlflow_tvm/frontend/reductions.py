@@ -29,6 +29,7 @@ def _noop(elementwise: Callable[[relax.Expr], relax.Expr]) -> Converter:
     def convert(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
         if not attrs.get("noop_with_empty_axes", 0) or _axes(inputs, attrs):
             return None
+        attrs.get("keepdims")  # which says nothing then, and would be told as not read
         return elementwise(inputs[0])
 
     return convert
@@ -41,9 +42,10 @@ def _extremum(op: Callable[..., relax.Expr]) -> Converter:
         if str(inputs[0].ty.dtype.dtype) != "bool":
             return None
         axes = _axes(inputs, attrs)
+        keepdims = bool(attrs.get("keepdims", 1))
         if not axes and attrs.get("noop_with_empty_axes", 0):
             return inputs[0]
-        found = op(relax.op.astype(inputs[0], "int8"), axes or None, bool(attrs.get("keepdims", 1)))
+        found = op(relax.op.astype(inputs[0], "int8"), axes or None, keepdims)
         return relax.op.astype(found, "bool")
 
     return convert

@@ -16,7 +16,8 @@ from rlflow_tvm.frontend.names import parameter_names
 def onnxruntime_outputs(
     model: onnx.ModelProto | str, inputs: Mapping[str, np.ndarray], threads: int = 1
 ) -> list[np.ndarray]:
-    """The outputs of `model` (a loaded model or a path), in order, by ONNX Runtime on the CPU.
+    """The outputs of `model` (a loaded model or a path), in order, by ONNX Runtime on the CPU, of its graph as it is:
+    of a quantised one its optimised kernels round otherwise than the file says.
 
     `inputs` go by the model's input names, or by those of the imported module's parameters.
 
@@ -33,6 +34,7 @@ def onnxruntime_outputs(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3  # errors only: old files have ONNX Runtime warn of every initialiser
     try:
         source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)

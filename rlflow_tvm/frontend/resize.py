@@ -23,6 +23,8 @@ _NEAREST = {
     b"floor": math.floor,
     b"ceil": math.ceil,
 }
+_NOT_OF_ONE = (b"align_corners", b"tf_crop_and_resize")
+"""Coordinates that TVM divides by zero for, or that say what is cropped, where an extent is 1."""
 _WHOLE = 1e-4  # how far from a whole number a scaled extent may be, of rounding
 
 
@@ -53,17 +55,26 @@ def check_resize(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: in
                     "ONNX does not; export the model with a scale that gives a whole number, or with sizes"
                 )
     whole = [int(size) for size in sizes]
-    if attrs.get("mode", b"nearest") == b"nearest" and dtype_of(inputs[0]) in _WIDE and mode != b"tf_crop_and_resize":
+    cropped, one_more = mode == b"tf_crop_and_resize", len(extents) == 3  # the latter TVM resizes in loops
+    if attrs.get("mode", b"nearest") == b"nearest" and (dtype_of(inputs[0]) in _WIDE or one_more) and not cropped:
         return _picked(bb, inputs[0], whole, mode.decode(), attrs.get("nearest_mode", b"round_prefer_floor"))
-    order = _order(extents, whole, cropped=mode == b"tf_crop_and_resize")
+    order = _order(extents, whole, cropped)
     if mode == b"align_corners" and any(whole[i] == 1 for i in order[2:]):
         raise ValueError("TVM divides by zero where coordinates are by align_corners and an output extent is 1")
     if order == sorted(order):
-        return None
+        return _as_image(bb, inputs[0], whole, attrs, opset) if one_more and mode not in _NOT_OF_ONE else None
     turned = bb.normalize(relax.op.permute_dims(inputs[0], order))
     resized = [turned, None, None, relax.const(np.array(whole)[order], "int64")]
     found = bb.normalize(onnx_frontend.Resize.get_converter(opset)(bb, resized, attrs, [{}, {}]))
     return relax.op.permute_dims(found, [order.index(i) for i in range(len(order))])
+
+
+def _as_image(bb: relax.BlockBuilder, data: relax.Expr, sizes: list[int], attrs: Mapping, opset: int) -> relax.Expr:
+    """A row of pixels as an image of that row, for which Relax has an operator."""
+    image = bb.normalize(relax.op.expand_dims(data, 2))
+    wanted = relax.const(np.array([*sizes[:2], 1, sizes[2]], np.int64))
+    resized = bb.normalize(onnx_frontend.Resize.get_converter(opset)(bb, [image, None, None, wanted], attrs, [{}, {}]))
+    return relax.op.squeeze(resized, [2])
 
 
 def _picked(bb: relax.BlockBuilder, data: relax.Expr, sizes: list[int], coordinates: str, how: bytes) -> relax.Expr:

@@ -21,6 +21,7 @@ import onnx
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend.zoo_demo import demo_model
 from rlflow_tvm.frontend.zoo_light import light_files, with_random_weights
+from rlflow_tvm.home import home_folder
 
 if TYPE_CHECKING:
     import torch
@@ -172,9 +173,8 @@ def path(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where the built models are kept."""
-    home = os.environ.get("RLFLOW_TVM_HOME")
-    return (Path(home) if home else Path.home() / ".cache" / "rlflow_tvm") / "zoo"
+    """Where the built models are kept; UsageError where nobody knows the user's home."""
+    return home_folder() / "zoo"
 
 
 def _builder(name: str) -> Callable[[], onnx.ModelProto]:
