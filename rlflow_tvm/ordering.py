@@ -134,6 +134,8 @@ def train_on_graphs(
 
     check_training(agent, seed, out, reward, value_metrics)
     env = PassOrderingEnv(graphs, reward=reward, shaping=shaping, horizon=horizon)
+    for name in env.names:  # one that nothing can be done with is told before anything was learnt
+        env.reset(options={"graph": name})
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

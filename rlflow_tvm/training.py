@@ -21,7 +21,7 @@ from rlflow_tvm.frontend import import_models
 from rlflow_tvm.passes import GraphState, Plan, RuleSet
 from rlflow_tvm.rollouts import FACTORY, description, make_env, make_problems, open_prices, store_rows, structures
 from rlflow_tvm.search import Beginning, beginnings, check_seed
-from rlflow_tvm.training_files import BestPlans, EndToEndLog, ModelOutcome, plan_paths
+from rlflow_tvm.training_files import BestPlans, EndToEndLog, ModelOutcome, by_our_prices, plan_paths
 
 if TYPE_CHECKING:
     from rlflow_tvm.agents import Episode
@@ -231,6 +231,7 @@ def train_on_models(
         def on_episode(episode: Episode) -> None:
             best = episode.summary
             store_rows(database, best.pop("rows", []), ours)
+            by_our_prices(best, problems[best["model"]])
             whole_runs().add(best["model"], episode)
             nonlocal booked
             booked = max(booked, taken - len(episode) + best["step"])  # several workers' episodes overlap

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from statistics import geometric_mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import UsageError
@@ -52,18 +52,22 @@ class BestPlans:
             plan = Plan.load(path)
         else:
             return self._problems[model].start_secs, 0
-        secs = self._priced(model, plan)
-        if not isfinite(secs):
-            log.warning(
-                "%s: a kernel of its best plan fails now: what is cheaper than the model takes its place", model
-            )
-        return min(secs, self._problems[model].start_secs), len(plan)
+        secs, start_secs = self._priced(model, plan), self._problems[model].start_secs
+        if secs < start_secs or not len(plan):
+            return secs, len(plan)
+        log.warning(
+            "%s: %s: what is cheaper than the model takes its place",
+            model,
+            "its best plan gains nothing by today's times" if isfinite(secs) else "a kernel of its best plan fails now",
+        )
+        self._problems[model].start.plan.save(path)  # the line stays, should prices change again
+        return start_secs, 0
 
     def offer(self, model: str, plan: Plan, run_secs: float, env_steps: int) -> None:
-        """Take a plan over if its graph is cheaper than the best so far, by our own prices: a worker on another machine
-        has others. `best.jsonl` tells what was best after how many environment steps; the last episodes of a training
-        may take it some beyond those that it was given. (Of several workers' steps those count too that were taken
-        meanwhile.)"""
+        """Take a plan over if its graph is cheaper than the best so far, by our own prices too: `run_secs` may have
+        been reckoned from another machine's. `best.jsonl` tells what was best after how many environment steps; the
+        last episodes of a training may take it some beyond those that it was given. (Of several workers' steps those
+        count too that were taken meanwhile.)"""
         if run_secs >= self._best[model][0] or not len(plan):
             return
         own_secs = self._priced(model, plan)
@@ -93,6 +97,14 @@ class BestPlans:
     def best_ratio(self) -> float:
         """Geometric mean over the models of (best cost / cost at the start); 0 where one of them has become free."""
         return mean_ratio(self._best[m][0] / p.start_secs for m, p in self._problems.items())
+
+
+def by_our_prices(summary: dict[str, Any], problem: RewriteProblem) -> None:
+    """Reckon an episode's seconds, `run_secs`, to what the model costs here, in place: a worker on another machine may
+    be slower by more than anything gains. Of this machine's they stay what they are."""
+    theirs = summary.pop("start_secs")
+    if theirs > 0:  # else all of it is for nothing, everywhere
+        summary["run_secs"] *= problem.start_secs / theirs
 
 
 def mean_ratio(ratios: Iterable[float]) -> float:

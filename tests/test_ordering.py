@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tvm
+from tvm import relax
 
 from rlflow_tvm import ir, train
 from rlflow_tvm.envs import PassOrderingEnv
-from rlflow_tvm.errors import AgentError, UsageError
+from rlflow_tvm.errors import AgentError, EnvError, UsageError
 from rlflow_tvm.ordering import (
     LearnedOrder,
     RandomPasses,
@@ -70,6 +71,18 @@ def test_a_graph_of_which_nothing_is_left_ends_no_training(tmp_path, monkeypatch
     )
     assert outcome.left == outcome.common_left == 0.0
     assert any("0.0 % of the operations left" in text for *_, text in told)
+
+
+def test_a_graph_that_nothing_can_be_done_with_is_told_before_the_training(tmp_path):
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((4,), "float32"))
+    with builder.function("main", [x], {"num_input": 1}):
+        with builder.dataflow():
+            output = builder.emit_output(x)
+        builder.emit_func_output(output)
+    graphs = {f"g{i}": wasteful() for i in range(20)} | {"empty": builder.get()}
+    with pytest.raises(EnvError, match="graph empty has no operations at run time: leave it out"):
+        train_on_graphs(graphs, "ppo", steps=1, seed=0, out=tmp_path / "out", progress=lambda *_: pytest.fail("began"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_interrupted_training_leaves_what_it_has_learnt(tmp_path, caplog):

@@ -131,8 +131,8 @@ class PPO:
         norm = utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
         if not math.isfinite(float(norm)):
             raise AgentError(
-                f"PPO: the gradient's norm became {float(norm)}; lower learning_rate, "
-                "then resume from the last checkpoint"
+                f"PPO: the gradient's norm became {float(norm)}; lower learning_rate, then train anew into another "
+                "folder (rewriting goes on from a best plan with --start)"
             )
         self.optimizer.step()
         with torch.no_grad():

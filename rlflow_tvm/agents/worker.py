@@ -33,6 +33,8 @@ from rlflow_tvm.errors import AgentError, RlflowError
 class RolloutWorker:
     """Answers the requests of one training."""
 
+    _env: gymnasium.Env | None = None
+
     def handle(self, request: bytes) -> bytes:
         """The answer to a request; empty where there is none."""
         try:
@@ -44,15 +46,23 @@ class RolloutWorker:
                 load_policy_tensors(self._policy, tensors)
                 self._loaded = True
                 return b""
-            if not self._loaded:  # the error was an answer that nobody waits for
+            if not self._loaded or self._env is None:  # the error was an answer that nobody waits for
                 raise AgentError("workers: the policy does not fit theirs; use the same rlflow_tvm on all machines")
             rng = episode_rng(self._seed, message["number"])
             opening = Opening(**message["opening"])
             return pack_episode(collect_episode(self._env, self._policy, rng, opening=opening))
         except RlflowError as error:
-            return pack({"error": str(error)})
+            return self._given_up({"error": str(error)})
         except Exception:  # noqa: BLE001  process boundary: the training raises it
-            return pack({"bug": traceback.format_exc()})
+            return self._given_up({"bug": traceback.format_exc()})
+
+    def _given_up(self, answer: Mapping[str, Any]) -> bytes:
+        """The last answer, which ends the training. In the middle of an episode the environment holds locks, which the
+        training may wait for before it hears of it."""
+        env, self._env = self._env, None
+        if env is not None:
+            env.close()
+        return pack(answer)
 
     def _start(self, message: Mapping[str, Any]) -> bytes:
         design = DESIGNS[message["policy"]]

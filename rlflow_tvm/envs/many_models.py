@@ -29,8 +29,9 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], Any]):
 
     `model` is the name of the one in use, `current` the environment itself. All must have the same rules. The last info
     of an episode holds as `episode` its cheapest graph by times that are confirmed: {"model", "run_secs", "plan",
-    "step"}, the plan's fields as JSON, and the episode's step that led to it, 0 where that is its first graph. As
-    `reset`'s option "start" it is where an episode begins; {"model"} alone, where those of that model do.
+    "step", "start_secs"}, the plan's fields as JSON, the episode's step that led to it, 0 where that is its first
+    graph, and what the model's own graph costs here, as seconds of another machine are others. As `reset`'s option
+    "start" it is where an episode begins; {"model"} alone, where those of that model do.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own convention
@@ -102,7 +103,8 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], Any]):
             secs = self.current.problem.cost(each.state, confirmed=True).run_secs
             best = min(best, each._replace(run_secs=secs), key=lambda met: met.run_secs)
         plan = dataclasses.asdict(best.state.plan)
-        return {"model": self.model, "run_secs": best.run_secs, "plan": plan, "step": best.step}
+        told = {"model": self.model, "run_secs": best.run_secs, "plan": plan, "step": best.step}
+        return {**told, "start_secs": self.current.problem.start_secs}
 
     def close(self) -> None:
         for env in self._envs.values():

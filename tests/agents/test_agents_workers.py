@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -18,11 +19,14 @@ from training_checks import assert_same_training
 
 from rlflow_tvm.agents.collect import Quota, collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
-from rlflow_tvm.agents.messages import pack_episode, unpack_episode
+from rlflow_tvm.agents.messages import pack, pack_episode, unpack, unpack_episode
 from rlflow_tvm.agents.observation import CompactObservation, ObservationSizes
+from rlflow_tvm.agents.opening import Opening
 from rlflow_tvm.agents.policy import TwoStepPolicy
 from rlflow_tvm.agents.pool import Workers
+from rlflow_tvm.agents.ppo import policy_tensors
 from rlflow_tvm.agents.training import train
+from rlflow_tvm.agents.worker import RolloutWorker
 from rlflow_tvm.errors import AgentError
 
 CONFIG = PPOConfig(hidden=16, rounds=1, steps_per_update=40, minibatch_size=16, n_epochs=2)
@@ -131,6 +135,27 @@ def test_what_goes_wrong_in_a_worker_is_told(tmp_path):
     assert "exit code 7, no room for me" in message
     with pytest.raises(RuntimeError, match="LookupError: no such thing"):
         with_workers(tmp_path / "f", 1, factory="training_checks:Faulty")
+
+
+def test_a_worker_that_fails_gives_back_what_its_environment_holds(monkeypatch):
+    """The training may wait for it before it hears of the failure."""
+    closed = []
+
+    class Holding(ToyRewriteEnv):
+        def step(self, action):
+            raise RuntimeError("no such thing")
+
+        def close(self):
+            closed.append(True)
+
+    monkeypatch.setattr("rlflow_tvm.agents.worker.make_env", lambda *_: Holding())
+    worker = RolloutWorker()
+    start = {"op": "start", "factory": "a:b", "arguments": {}, "config": dataclasses.asdict(CONFIG), "seed": 0}
+    assert "sizes" in unpack(worker.handle(pack({**start, "policy": "ppo"})))[0]
+    assert worker.handle(pack({"op": "load"}, policy_tensors(worker._policy))) == b""
+    episode = pack({"op": "episode", "number": 0, "opening": dataclasses.asdict(Opening())})
+    assert "no such thing" in unpack(worker.handle(episode))[0]["bug"]
+    assert closed == [True]
 
 
 def test_impossible_numbers_of_workers_are_refused():
