@@ -78,9 +78,12 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-        logging.basicConfig(
-            level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
-        )
+        if console.is_terminal:
+            logging.basicConfig(
+                level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
+            )
+        else:  # whole lines: of one that is folded nobody can take a path
+            logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
         try:
             with ended_in_order():
                 return command(*args, **kwargs)
@@ -273,7 +276,7 @@ def progress_bar(title: str) -> Iterator[Callable[..., None]]:
             line = f"{told}  {aside}".strip()
             progress.update(task, completed=done, total=total, text=escape(line))
             if not console.is_terminal and time.monotonic() - told_at >= _TOLD_EVERY_SECS:
-                console.print(f"{title}:{known} {line}".rstrip(), markup=False)
+                console.print(f"{title}:{known} {line}".rstrip(), markup=False, soft_wrap=True)
                 told_at = time.monotonic()
 
         yield update

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import sys
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from rlflow_tvm.comparison_methods import Method
     from rlflow_tvm.cost import CostModel
     from rlflow_tvm.passes import GraphState, Plan, RewriteRule
+
+log = logging.getLogger("rlflow_tvm")
 
 AGAINST = ("tvm-default", "onnxruntime", "onnxruntime-export", "torch")
 """As in `rlflow_tvm.comparison`, which takes seconds to import."""
@@ -83,6 +87,7 @@ def main(
     from rlflow_tvm import comparison, comparison_tables
     from rlflow_tvm.comparison_methods import methods
     from rlflow_tvm.cost import CostModel, KernelDatabase, cpu_model, default_path
+    from rlflow_tvm.errors import UsageError
     from rlflow_tvm.exporting import check_original
     from rlflow_tvm.frontend import from_onnx, to_onnx
     from rlflow_tvm.kernels import num_cores, vector_lanes
@@ -97,8 +102,17 @@ def main(
     check_agent_rules(agent, rules)
     spend = None if budget is None else Budget.parse(budget)
     ways = methods(plan or [], agent or [], search or [], seed, spend)
+    finding = [way for way in ways if way.plan_name is not None]
+    if not finding and (budget is not None or plans is not None):
+        given = "--budget" if plans is None else "--plans"
+        raise UsageError(f"{given}: is for searches and agents, and there are plans alone; leave it out")
+    if spend is not None and isfinite(spend.secs) and len(finding) > 1:
+        log.warning(
+            "what one search measures the next ones know, which get further in the same time: to compare methods, give "
+            "--budget in moves, or run this again once all kernels are known"
+        )
     if plans is not None:
-        cli.check_folder(plans, *(way.plan_name for way in ways if way.plan_name is not None), inputs=plan or [])
+        cli.check_folder(plans, *(way.plan_name for way in finding if way.plan_name is not None), inputs=plan or [])
     file = cli.model_path(name)
     mod = from_onnx(file, shapes)
     if comparison.ONNXRUNTIME_EXPORT in names:
@@ -139,7 +153,7 @@ def _found(
 ) -> GraphState:
     """What it makes of the model; its plan is written at once, for what comes behind may fail or be ended: into
     `plans`, or else beside the database."""
-    from rlflow_tvm.superoptimize import keep_plan, unchecked_kept
+    from rlflow_tvm.superoptimize import keep_plan, save_plan, unchecked_kept
 
     def write(plan: Plan) -> Path | None:
         if way.plan_name is None:  # it is from a file
@@ -148,8 +162,7 @@ def _found(
             return None
         if plans is None:
             return keep_plan(plan, way.plan_name.removesuffix(".plan.json"))
-        plan.save(plans / way.plan_name)
-        return plans / way.plan_name
+        return save_plan(plan, plans / way.plan_name)
 
     with cli.progress_bar(way.described) as bar, unchecked_kept(write) as on_plan:
         cost_model.on_progress = cli.kernels_told(bar)

@@ -35,8 +35,8 @@ from rlflow_tvm.comparison_figures import (
     summary,
     tuned_name,
 )
-from rlflow_tvm.cost import Candidate, export_library, measure_interleaved, scratch_folder
-from rlflow_tvm.errors import CostError, RewriteError, UsageError
+from rlflow_tvm.cost import Candidate, check_linker, export_library, measure_interleaved, scratch_folder
+from rlflow_tvm.errors import CostError, FrontendError, RewriteError, UsageError
 from rlflow_tvm.exporting import reference_run
 from rlflow_tvm.frontend import random_inputs, save_onnx, to_onnx, zoo
 from rlflow_tvm.kernels import BY_SHAPE, TUNED_RULE, Choices, Lowering, explain, num_cores, pipeline, vector_lanes
@@ -58,7 +58,7 @@ def check(against: Sequence[str], target: tvm.target.Target, zoo_name: str | Non
         UsageError: a name that is not in `AGAINST`, or twice there; torch.compile for a file; a target that is no CPU,
             or not this machine's kind of one.
         FrontendError: torch.compile for an evaluation model that is no torch module, or without what builds it.
-        CostError: ONNX Runtime is needed and not installed.
+        CostError: ONNX Runtime is needed and not installed, or there is no C++ compiler.
     """
     for name in against:
         if name not in AGAINST:
@@ -81,6 +81,7 @@ def check(against: Sequence[str], target: tvm.target.Target, zoo_name: str | Non
         zoo.check_torch(zoo_name)
     if {ONNXRUNTIME, ONNXRUNTIME_EXPORT} & set(against) and find_spec("onnxruntime") is None:
         raise CostError("ONNX Runtime is not installed: pip install onnxruntime, or give --against tvm-default alone")
+    check_linker("the modules to be timed")
 
 
 def unsearched(mod: tvm.IRModule, lanes: int) -> dict[str, tvm.IRModule]:
@@ -176,11 +177,11 @@ def compare(
 
 
 def _inputs(original: tvm.IRModule, onnx_file: Path, seed: int) -> list[np.ndarray]:
-    """Random ones, of which ONNX Runtime, where it is there, makes something finite; the log is told where it does not:
-    times are compared all the same."""
+    """Random ones, of which ONNX Runtime, where it is there, makes something finite; the log is told where it does not,
+    or cannot run the file, which nobody has asked for then: times are compared all the same."""
     try:
         run = reference_run(original, onnx_file, seed)
-    except RewriteError as error:
+    except (FrontendError, RewriteError) as error:
         log.warning("%s", error)
         run = None
     return list((random_inputs(original, seed) if run is None else run[0]).values())

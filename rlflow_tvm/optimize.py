@@ -4,6 +4,7 @@ or a compiled library."""
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,9 @@ log = logging.getLogger("rlflow_tvm")
 @cli.reports_errors
 def main(
     model: Annotated[str, typer.Argument(help="An ONNX file, maybe with @NAME=1,3,224,224 behind, or zoo:NAME.")],
-    search: Annotated[str, typer.Option(help=cli.SEARCH_HELP)] = cli.DEFAULT_SEARCH,
+    search: Annotated[
+        str | None, typer.Option(help=cli.SEARCH_HELP, show_default=f"{cli.DEFAULT_SEARCH}, without --agent")
+    ] = None,
     agent: Annotated[Path | None, typer.Option(help="A trained agent's checkpoint, used in place of --search.")] = None,
     plan: Annotated[
         Path | None, typer.Option(help="Write the plan to this JSON file (else it is kept beside the database).")
@@ -72,14 +75,17 @@ def main(
     from rlflow_tvm.superoptimize import (
         agent_search,
         check_agent_rules,
+        keep_given_up,
         keep_if_not_slower,
-        keep_plan,
         optimize,
         unchecked_kept,
     )
 
     if 0 < tune < LEAST_TRIALS:
         raise UsageError(f"--tune {tune}: give at least {LEAST_TRIALS}, or 0 for none")
+    if agent is not None and search is not None:
+        raise UsageError(f"--search {search} --agent {agent}: an agent is a search of its own; give one of them")
+    search = search or cli.DEFAULT_SEARCH
     ruleset = default_rules(vector_lanes(tvm_target), rules or ())
     check_agent_rules(agent, rules)
     policy = PredictionPolicy(share=predict)
@@ -101,7 +107,8 @@ def main(
         cli.progress_bar("searching") as bar,
     ):
         cost_model.on_progress = cli.kernels_told(bar)
-        with unchecked_kept(lambda found: _save(found, plan)) as on_plan:
+        save, started = _Saving(plan), time.monotonic()
+        with unchecked_kept(save) as on_plan:
             result = optimize(
                 mod,
                 method,
@@ -112,19 +119,19 @@ def main(
                 on_plan=on_plan,
             )
         # before the modules are timed and written: neither Ctrl-C nor what fails there shall lose it
-        found = result.plan
+        found, wall_secs, measured = result.plan, time.monotonic() - started, cost_model.measured
         # that nothing was found takes no place of what a longer search has found
-        kept, gain = _save(found, plan) if found.actions or plan is not None else None, None
+        kept, gain = save(found) if found.actions or plan is not None else None, None
         tuned: list[Tuned] = []
         with (
             _goes_on("whether the new module is faster as a whole was not measured"),
             cli.progress_bar("timing") as timing,
         ):
             result, gain = keep_if_not_slower(result, cost_model, timing)
+        given_up = bool(found.actions) and not result.plan.actions  # and the gain is that of nothing handed out
         if result.plan != found:
-            _save(result.plan, plan)
-            if (place := keep_plan(found, "slower")) is not None:
-                log.warning("the plan that was found is kept in %s", place)
+            keep_given_up(found)
+            save(result.plan)
         if tune:
             with _goes_on("kernels are as they were, but for those tuned by then"):
                 tuned = _tune(cost_model, result.state, tune, seed, tuned.append)
@@ -135,13 +142,14 @@ def main(
         "method": search if agent is None else f"agent {agent}",
         "seed": seed,
         "env_steps": result.env_steps,
-        "kernels_measured": result.kernels_measured,
+        "kernels_measured": measured,  # to price the model too
         "kernels_predicted": result.kernels_predicted,
-        "wall_secs": result.wall_secs,
+        "wall_secs": wall_secs,
         "run_secs_before": result.run_secs_before,
         "run_secs_after": result.run_secs_after,
         "plan_length": len(result.plan),
         **ratio_json("measured_gain", gain),
+        "given_up": given_up,
         "tuned_kernels": [
             {
                 "kernel": each.kernel.name,
@@ -159,11 +167,11 @@ def main(
     cli.write_json(json, figures)
     print(
         f"{model}: {cli.milliseconds(result.run_secs_before)} -> {cli.milliseconds(result.run_secs_after)} "
-        f"by {len(result.plan)} rewrites ({result.env_steps} steps, {_kernels(result)}, "
-        f"{result.wall_secs:.0f} s){'; outputs checked' if len(result.plan) else ''}"
+        f"by {len(result.plan)} rewrites ({result.env_steps} steps, {_kernels(measured, result)}, "
+        f"{wall_secs:.0f} s){'; outputs checked' if len(result.plan) else ''}"
     )
     if gain is not None:
-        print(f"whole modules timed in turns: {_gain(gain)}")
+        print(f"whole modules timed in turns: {_gain(gain)}{'; it was given up' if given_up else ''}")
     for each in tuned:
         print(_tuned_line(each))
     if any(each.used for each in tuned):
@@ -182,14 +190,35 @@ def main(
         print(f"library written to {library} ({checked})")
 
 
-def _save(plan: Plan, path: Path | None) -> Path | None:
-    """Where a plan is written: there, or where nobody asked for it beside the database, if that can be."""
-    from rlflow_tvm.superoptimize import keep_plan
+class _Saving:
+    """Writes plans to `path`, or where nobody asked for that beside the database, if that can be; what is in their
+    place from before is kept, as a search may find less than a former one did."""
 
-    if path is None:
-        return keep_plan(plan)
-    plan.save(path)
-    return path
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._former = path, None if path is None else _plan_in(path)
+
+    def __call__(self, plan: Plan) -> Path | None:
+        """Where the plan is."""
+        from rlflow_tvm.superoptimize import keep_plan, save_plan
+
+        if self._path is None:
+            return keep_plan(plan)
+        former, self._former = self._former, None
+        if former is not None and former.actions != plan.actions and (kept := keep_plan(former, "former")) is not None:
+            log.warning("the plan that %s held is kept in %s", self._path, kept)
+        return save_plan(plan, self._path)
+
+
+def _plan_in(path: Path) -> Plan | None:
+    """None where there is no file, nothing in it that could be lost, or something else."""
+    from rlflow_tvm.errors import PlanError
+    from rlflow_tvm.passes import Plan
+
+    try:
+        plan = Plan.load(path)
+    except PlanError:
+        return None
+    return plan if plan.actions else None
 
 
 @contextmanager
@@ -207,9 +236,9 @@ def _differ(error: float | None) -> str:
     return "not run: onnxruntime is not installed" if error is None else f"outputs differ by {error:.1e} of range"
 
 
-def _kernels(result: SearchResult) -> str:
+def _kernels(measured: int, result: SearchResult) -> str:
     predicted = f" and {result.kernels_predicted} times predicted" if result.kernels_predicted else ""
-    return f"{result.kernels_measured} kernels measured{predicted}"
+    return f"{measured} kernels measured{predicted}"
 
 
 def _gain(gain: Ratio) -> str:

@@ -11,6 +11,7 @@ import tvm
 
 from rlflow_tvm.errors import CostError
 from rlflow_tvm.kernels import Choices, as_target, pipeline, vector_lanes
+from rlflow_tvm.kernels.target import KINDS
 from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RewriteRule, RuleSet, own_rules
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class ApplyPlan:
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         target = tvm.target.Target.current(allow_none=True)
-        if target is not None and (lanes := vector_lanes(as_target(target))) != self.plan.lanes:
+        known = target is not None and target.kind.name in KINDS  # others have pipelines of their own
+        if known and (lanes := vector_lanes(as_target(target))) != self.plan.lanes:
             log.warning(
                 "the plan was found for processors with %d floats a vector, the target has %d: it computes the same, "
                 "but a search for this target finds a faster graph",

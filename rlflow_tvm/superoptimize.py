@@ -28,7 +28,7 @@ from rlflow_tvm.cost import (
     scratch_folder,
 )
 from rlflow_tvm.envs import ENVIRONMENTS, RewriteProblem
-from rlflow_tvm.errors import AgentError, CostError, PlanError, RewriteError, RlflowError, UsageError
+from rlflow_tvm.errors import AgentError, CostError, PlanError, RewriteError, RlflowError, UncomparableError, UsageError
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.ir import main_of
 from rlflow_tvm.kernels import as_target, current_target, extract_kernels, num_cores, pipeline, vector_lanes
@@ -59,8 +59,8 @@ def optimize(
     told of the plan before its outputs are checked: that takes a while too, and may be interrupted; and of the best so
     far where the search is given up, or an error ends it.
 
-    RewriteError if its outputs on random inputs differ from those of `mod`, which says where the plan is kept; errors
-    of the rooms below as they are.
+    RewriteError if its outputs on random inputs differ from those of `mod`, which says where the plan is kept;
+    UncomparableError if nothing can be told by them; errors of the rooms below as they are.
     """
     problem = RewriteProblem(mod, cost_model, rules)
     with _stopped_by_ctrl_c(problem) if interruptible else nullcontext():
@@ -78,6 +78,8 @@ def optimize(
                 check_state(result.state, cost_model.target, choices=cost_model.choices)
             else:  # outputs are compared here, where what was measured there decides nothing
                 check_state(result.state, as_target(None))
+        except UncomparableError:
+            raise
         except RewriteError as error:
             raise RewriteError(f"{error}; the plan, which must not be used, {_kept(result.plan)}") from error
     return result
@@ -99,15 +101,34 @@ def unchecked_kept(write: Callable[[Plan], Path | None]) -> Iterator[Callable[[P
     try:
         with ended_in_order():
             yield on_plan
-    except RewriteError:  # its outputs were compared, and differ
-        raise
-    except BaseException:
-        if told and (place := write(told[-1])) is not None:
+    except BaseException as error:
+        compared = isinstance(error, RewriteError) and not isinstance(error, UncomparableError)  # and differ
+        if told and not compared and (place := _written(write, told[-1])) is not None:
             log.warning("outputs were not compared: the plan written to %s is unchecked", place)
         raise
     finally:
         if aside is not None:
             aside.unlink(missing_ok=True)
+
+
+def _written(write: Callable[[Plan], Path | None], plan: Plan) -> Path | None:
+    """As `write`; where that fails the log is told, as what led here shall not be hidden by it."""
+    try:
+        return write(plan)
+    except PlanError as error:
+        log.warning("%s", error)
+        return None
+
+
+def save_plan(plan: Plan, path: Path) -> Path:
+    """Write a plan to `path`; where that cannot be (a full disk, a folder that is gone) it is kept beside the database,
+    which the PlanError says."""
+    try:
+        plan.save(path)
+    except PlanError as error:
+        place = keep_plan(plan)
+        raise PlanError(str(error) if place is None else f"{error}; the plan is kept in {place}") from error
+    return path
 
 
 def keep_plan(plan: Plan, name: str = "last") -> Path | None:
@@ -120,6 +141,12 @@ def keep_plan(plan: Plan, name: str = "last") -> Path | None:
         log.warning("%s", error)
         return None
     return path
+
+
+def keep_given_up(plan: Plan) -> None:
+    """Keep what `keep_if_not_slower` gave up, under a name that says so; the log is told where."""
+    if (place := keep_plan(plan, "slower")) is not None:
+        log.warning("the plan that was found is kept in %s", place)
 
 
 def _kept(plan: Plan) -> str:
@@ -328,6 +355,9 @@ class Superoptimize:
             if len(found.plan):
                 keep_plan(found.plan)
             self.result, self.gain = keep_if_not_slower(found, cost_model)
+            if self.result.plan != found.plan:
+                keep_given_up(found.plan)
+                keep_plan(self.result.plan)
         return self.result.state.bound()
 
 

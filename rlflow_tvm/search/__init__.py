@@ -48,14 +48,16 @@ def check_seed(seed: int) -> None:
         raise UsageError(f"seed {seed}: give 0 or more, below 2^64")
 
 
-def make_search(name: str, seed: int = 0, budget: Budget | None = None) -> Search:
-    """The search called `name`, with its own budget by default; UsageError lists the names; `seed`: see
-    `check_seed`."""
+def make_search(name: str, seed: int = 0, budget: Budget | str | int | None = None) -> Search:
+    """The search called `name`, with its own budget by default, which may be what `Budget.parse` takes; UsageError
+    lists the names; `seed`: see `check_seed`."""
     check_seed(seed)
     if name not in SEARCHES:
         raise UsageError(f"no search is called {name!r}: there are {', '.join(SEARCHES)}")
     search = SEARCHES[name](seed)
-    return search if budget is None else replace(search, budget=budget)
+    if budget is None:
+        return search
+    return replace(search, budget=budget if isinstance(budget, Budget) else Budget.parse(budget))
 
 
 __all__ = [

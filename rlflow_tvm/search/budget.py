@@ -22,9 +22,9 @@ class Budget:
     secs: float = math.inf
 
     @staticmethod
-    def parse(text: str) -> Budget:
+    def parse(text: str | int) -> Budget:
         """`20000` (steps), `90s`, `5m` or `2h`; UsageError for anything else."""
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(text).strip())
         if found is None or float(found[1]) == 0 or (not found[2] and "." in found[1]):
             raise UsageError(f"--budget {text}: steps are expected, as 20000, or a time, as 90s, 5m or 2h")
         unit = _UNITS[found[2]]

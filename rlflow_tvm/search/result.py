@@ -18,6 +18,10 @@ Progress = Callable[[int, int, float], None]
 """Called as `progress(done, total, best_run_secs)`, in steps, or in seconds where the budget has no steps."""
 
 
+_HOPED = 4
+"""Graphs that are remembered until they are offered: of the cheapest the price may have been too low."""
+
+
 @dataclass(frozen=True)
 class SearchResult:
     """The best state that a search found.
@@ -53,7 +57,7 @@ class Incumbent:
         self._measuring_before = problem.cost_model.measuring_secs
         self._started = time.monotonic()
         self._curve = [(0, problem.start_secs)]
-        self._hoped: tuple[float, GraphState] = math.inf, problem.start
+        self._hoped: dict[int, tuple[float, GraphState]] = {}  # by structural hash
 
     @property
     def spent(self) -> int:
@@ -69,6 +73,7 @@ class Incumbent:
 
     def offer(self, state: GraphState, run_secs: float) -> bool:
         """Take `state` if it costs less than the best so far, by times that are confirmed; says whether it did."""
+        self._hoped.pop(state.structural_hash, None)
         if state.structural_hash in self._unpriced:
             return False
         if run_secs < self.run_secs:
@@ -83,9 +88,11 @@ class Incumbent:
         return better
 
     def hope(self, state: GraphState, run_secs: float) -> None:
-        """Keep `state`, which is not offered yet, for the case that the budget ends before it is: the cheapest such one
-        is offered then."""
-        self._hoped = min(self._hoped, (run_secs, state), key=lambda each: each[0])
+        """Keep `state`, which is not offered yet, or what it costs by newer times, for the case that the budget ends
+        before it is: the cheapest few of them are offered then, until one is taken."""
+        self._hoped[state.structural_hash] = run_secs, state
+        if len(self._hoped) > _HOPED:
+            del self._hoped[max(self._hoped, key=lambda each: self._hoped[each][0])]
 
     def report(self) -> None:
         if self._progress is not None:
@@ -96,7 +103,9 @@ class Incumbent:
     def result(self) -> SearchResult:
         """What was found; the last report says so too. The log is told of time that went mostly into measuring."""
         if self.exhausted:
-            self.offer(self._hoped[1], self._hoped[0])
+            for run_secs, state in sorted(self._hoped.values(), key=lambda each: each[0]):
+                if self.offer(state, run_secs):
+                    break
         self.report()
         measuring_secs = self.problem.cost_model.measuring_secs - self._measuring_before
         if self._secs >= self.budget.secs and 2 * measuring_secs > self._secs:

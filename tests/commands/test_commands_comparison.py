@@ -136,6 +136,44 @@ def test_what_onnxruntime_cannot_run_is_told_before_the_searches(tmp_path, monke
     assert "ONNX Runtime cannot run it" in capsys.readouterr().err
 
 
+def test_a_file_that_onnxruntime_cannot_run_is_compared_where_it_was_not_asked_for(
+    tmp_path, monkeypatch, caplog
+) -> None:
+    def refused(*_: object) -> None:
+        raise FrontendError("ONNX Runtime cannot run it")
+
+    monkeypatch.setattr(comparison, "reference_run", refused)
+    mod = from_onnx(_saved(tmp_path / "relu.onnx"))
+    result = comparison.compare(mod, {"searched": mod}, tmp_path / "relu.onnx", default_target(), [], rounds=1)
+    result.check()
+    assert "ONNX Runtime cannot run it" in caplog.text
+
+
+def test_without_a_compiler_it_is_told_before_the_searches(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("tvm.support.cc.get_cc", lambda: None)
+    monkeypatch.setattr(comparison_methods.Method, "find", lambda *_: pytest.fail("it searched"))
+    with pytest.raises(typer.Exit):
+        compare.main(str(_saved(tmp_path / "relu.onnx")))
+    assert "error: cannot link the modules to be timed: install a C++ compiler" in capsys.readouterr().err
+
+
+def test_searches_that_share_what_they_measure_in_a_time_are_told_apart(tmp_path, monkeypatch, caplog) -> None:
+    def ended(*_: object) -> None:
+        raise CostError("ended")
+
+    path = _saved(tmp_path / "relu.onnx")
+    monkeypatch.setattr(comparison_methods.Method, "find", ended)
+    for searches, budget, told in (
+        (["greedy", "beam"], "5m", True),
+        (["greedy", "beam"], "50", False),
+        (["greedy"], "5m", False),
+    ):
+        caplog.clear()
+        with caplog.at_level("WARNING", "rlflow_tvm"), pytest.raises(typer.Exit):
+            compare.main(str(path), search=searches, budget=budget)
+        assert ("what one search measures the next ones know" in caplog.text) == told
+
+
 def test_a_slow_candidate_is_waited_for(tmp_path, monkeypatch) -> None:
     """TVM's default build of a large model takes minutes a run."""
     mod, asked = from_onnx(_saved(tmp_path / "relu.onnx")), {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import onnx
@@ -12,8 +14,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from rlflow_tvm import cli
+from rlflow_tvm.cost import default_path
 from rlflow_tvm.errors import RlflowError, UsageError
-from rlflow_tvm.frontend import save_onnx
+from rlflow_tvm.frontend import save_onnx, zoo
 from rlflow_tvm.passes import Plan
 from tests.error_lines import one_line
 
@@ -92,6 +95,53 @@ def test_unusable_checkpoint(run, tmp_path, content):
     agent = tmp_path / "agent.safetensors"
     agent.write_bytes(content)
     one_line(run("optimize", path, "--agent", agent), 1, "agent.safetensors")
+
+
+def test_what_says_the_same_twice_or_nothing_is_told(run, tmp_path):
+    model = relu_model(tmp_path / "model.onnx")
+    done = run("optimize", model, "--search", "greedy", "--agent", tmp_path / "agent.safetensors")
+    assert (done.returncode, "give one of them" in done.stderr) == (2, True)
+    done = run("optimize", model, "--search", "greedy", "--budget", 1, "--plan", tmp_path / "plan.json")
+    assert done.returncode == 0, done.stderr
+    for option in (("--budget", 5), ("--plans", tmp_path / "plans")):
+        done = run("compare", model, "--plan", tmp_path / "plan.json", *option)
+        assert (done.returncode, f"error: {option[0]}: is for searches and agents" in done.stderr) == (2, True)
+    assert not (tmp_path / "plans").exists()
+
+
+def test_lines_of_the_log_are_whole_where_nobody_sits_before_them():
+    """A path that is folded can be neither looked for nor copied."""
+    program = """
+import logging
+from rlflow_tvm import cli
+
+def warn():
+    logging.getLogger("rlflow_tvm").warning("it lies in %s", "/x" * 100)
+    with cli.progress_bar("searching") as bar:
+        cli._TOLD_EVERY_SECS = 0.0
+        bar(1, 2, "/y" * 100)
+
+cli.reports_errors(warn)()
+"""
+    environment = {**os.environ, "COLUMNS": "40"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == [f"WARNING: it lies in {'/x' * 100}", f"searching: 1 of 2 {'/y' * 100}"]
+
+
+def test_a_home_folder_with_a_tilde_is_the_same_for_times_and_models(tmp_path, monkeypatch):
+    """As it comes from where no shell has read it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RLFLOW_TVM_HOME", "~/kept")
+    assert default_path() == tmp_path / "kept" / "kernels.sqlite"
+    assert zoo.cache_folder() == tmp_path / "kept" / "zoo"
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.delenv("RLFLOW_TVM_HOME")
+    with pytest.raises(UsageError, match="set RLFLOW_TVM_HOME to a folder"):
+        zoo.cache_folder()
+
+
+def no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
 
 
 def test_nothing_is_left_behind(run, tmp_path):

@@ -13,6 +13,7 @@ from test_search_searches import NAMES, Scripted, problem_of, searches
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.search import SEARCHES, Budget, make_search
 from rlflow_tvm.search.agent_search import AgentSearch
+from rlflow_tvm.search.result import Incumbent, moves
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,30 @@ def test_what_is_priced_when_a_budget_ends_is_not_lost(name, wrong_by, monkeypat
         assert result.run_secs_after <= truth.cost(hoped).run_secs
         assert result.run_secs_after == truth.cost(result.state).run_secs
         assert result.run_secs_after < result.run_secs_before or wrong_by
+
+
+def test_where_the_cheapest_price_was_wrong_the_next_counts():
+    """Of what was priced when the budget ended, and not offered."""
+    problem = problem_of(conv_net())
+    states = [after for action in moves(problem.start) if (after := problem.successor(problem.start, action))]
+    states = sorted((state for state, _ in states), key=lambda state: problem.cost(state).run_secs)
+    cheapest, dearest = states[0], states[-1]
+    secs = [problem.cost(state).run_secs for state in (cheapest, dearest)]
+    assert secs[0] < problem.start_secs < secs[1]
+    best = Incumbent(problem, Budget(steps=1), None)
+    best.hope(dearest, 0.5 * secs[0])  # by a first price that is wrong
+    best.hope(cheapest, secs[0])
+    problem.stopped = True
+    result = best.result()
+    assert result.state is cheapest
+    assert result.run_secs_after == secs[0]
+
+
+def test_budgets_are_what_they_say():
+    assert make_search("greedy", budget="5m").budget == Budget(secs=300)
+    assert make_search("greedy", budget=20).budget == Budget.parse(20) == Budget(20)
+    with pytest.raises(UsageError, match="--budget soon"):
+        make_search("greedy", budget="soon")
 
 
 @pytest.mark.parametrize("name", ["greedy", "family"])

@@ -128,6 +128,8 @@ def test_the_pass_hands_on_what_it_was_given(
     assert superoptimized.gain is not None
     assert len(superoptimized.result.plan) == 0
     assert superoptimized.gain.median < 1 < found.run_secs_before / found.run_secs_after
+    assert len(Plan.load(default_path().with_name(f"last.{found.plan.start_hash:016x}.plan.json"))) == 0
+    assert len(Plan.load(default_path().with_name(f"slower.{found.plan.start_hash:016x}.plan.json"))) > 0
 
 
 def test_the_command_writes_the_plan_of_what_is_left(
@@ -149,7 +151,8 @@ def test_the_command_writes_the_plan_of_what_is_left(
     assert len(Plan.load(slower)) > 0
     assert json.loads(figures.read_text())["measured_gain_interval"] == [0.8, 0.8]
     assert "by 0 rewrites" in (out := capsys.readouterr().out)
-    assert "the model's takes 0.80 times as long as the new one's (0.80 to 0.80 by round)" in out
+    assert "takes 0.80 times as long as the new one's (0.80 to 0.80 by round); it was given up" in out
+    assert json.loads(figures.read_text())["given_up"]
 
 
 def test_modules_are_really_timed(found: SearchResult, cost_model: CostModel) -> None:

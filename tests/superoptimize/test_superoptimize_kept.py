@@ -18,7 +18,7 @@ from rlflow_tvm import compare, comparison, superoptimize
 from rlflow_tvm import optimize as command
 from rlflow_tvm.cost import CostModel, default_path
 from rlflow_tvm.envs import RewriteProblem
-from rlflow_tvm.errors import AgentError, CostError, KernelError, RewriteError
+from rlflow_tvm.errors import AgentError, CostError, KernelError, PlanError, RewriteError, UncomparableError
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.passes import Plan
 from rlflow_tvm.search import SearchResult
@@ -199,6 +199,83 @@ def test_the_plan_of_wrong_outputs_is_kept_for_the_report(
     with pytest.raises(RewriteError), superoptimize.unchecked_kept(written.append) as on_plan:
         superoptimize.optimize(None, search, cost_model, on_plan=on_plan)
     assert not written
+
+
+def test_a_plan_whose_outputs_nothing_can_be_told_by_is_not_called_wrong(
+    found: SearchResult, cost_model: CostModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def cannot(*_: object, **__: object) -> None:
+        raise UncomparableError("the outputs cannot be compared")
+
+    monkeypatch.setattr(superoptimize, "RewriteProblem", lambda *_: None)
+    monkeypatch.setattr(superoptimize, "check_state", cannot)
+    search = SimpleNamespace(run=lambda *_: found)
+    wrong = default_path().with_name(f"wrong.{found.plan.end_hash:016x}.plan.json")
+    wrong.unlink(missing_ok=True)
+    written: list[Plan] = []
+    with (
+        caplog.at_level(logging.WARNING, "rlflow_tvm"),
+        pytest.raises(UncomparableError, match=r"^the outputs cannot be compared$"),
+        superoptimize.unchecked_kept(lambda plan: written.append(plan) or Path("there")) as on_plan,
+    ):
+        superoptimize.optimize(None, search, cost_model, on_plan=on_plan)
+    assert written == [found.plan]
+    assert "the plan written to there is unchecked" in caplog.text
+    assert not wrong.exists()
+
+
+def test_a_plan_that_cannot_be_written_is_kept_and_hides_no_error(
+    found: SearchResult,
+    network: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As on a disk that has become full meanwhile."""
+    last = default_path().with_name(f"last.{found.plan.start_hash:016x}.plan.json")
+    save = Plan.save
+
+    def full(plan: Plan, path: Path) -> None:
+        if Path(path).parent == tmp_path:
+            raise PlanError(f"{path}: cannot be written (No space left on device)")
+        save(plan, path)
+
+    monkeypatch.setattr(Plan, "save", full)
+    for error, exit_code in (
+        (None, PlanError.exit_code),
+        (CostError("no room"), CostError.exit_code),
+        (KeyboardInterrupt(), 130),
+    ):
+        last.unlink(missing_ok=True)
+        with monkeypatch.context() as patches:
+            if error is not None:
+                ended_by(error, patches)
+            with caplog.at_level(logging.WARNING, "rlflow_tvm"), pytest.raises(typer.Exit) as ended:
+                command.main(str(network), search="greedy", budget=BUDGET, plan=tmp_path / "plan.json")
+        assert ended.value.exit_code == exit_code
+        assert len(Plan.load(last)) > 0
+    assert f"No space left on device); the plan is kept in {last}" in caplog.text
+
+
+def test_what_a_plan_file_held_is_kept(
+    found: SearchResult,
+    network: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A search may find less than a former one, and be ended before it has found as much."""
+    plan = tmp_path / "plan.json"
+    found.plan.save(plan)
+    former = default_path().with_name(f"former.{found.plan.start_hash:016x}.plan.json")
+    former.unlink(missing_ok=True)
+    monkeypatch.setattr(superoptimize, "measure_interleaved", interrupted)
+    for _ in range(2):
+        with caplog.at_level(logging.WARNING, "rlflow_tvm"):
+            command.main(str(network), search="greedy", budget="1", plan=plan)
+        assert Plan.load(plan) != found.plan
+    assert Plan.load(former) == found.plan
+    assert caplog.text.count(f"the plan that {plan} held is kept in {former}") == 1
 
 
 def test_a_plan_lies_beside_the_database_while_its_outputs_are_compared(found: SearchResult) -> None:
