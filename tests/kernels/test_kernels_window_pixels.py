@@ -35,6 +35,7 @@ CASES = {
     "rows left out": Conv((4, 5), (10, 20), (3, 2), strides=(2, 1), padding=(0, 1, 2, 0)),
     "dilated": Conv((3, 4), (20, 50), dilation=(2, 3), padding=(2, 3, 2, 3)),
     "a column": Conv((3, 2), (30, 40), (3, 1), padding=(1, 0, 1, 0)),
+    "a sound": Conv((16, 2), (1, 3001), (1, 5), padding=(0, 2, 0, 2)),
     "bare": Conv((3, 2), (5, 20), padding=SAME, epilogue=""),
     "all that follows": Conv((3, 2), (5, 20), padding=SAME, epilogue="bias active-residual silu"),
     "stretched": Conv((3, 2), (1, 20), padding=SAME, epilogue="bias stretched-residual"),

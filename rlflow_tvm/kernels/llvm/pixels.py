@@ -7,8 +7,8 @@ from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
-from ..loops import own_loops, vectorise
-from ..target import vector_lanes
+from ..loops import extent, own_loops, vectorise
+from ..target import num_cores, vector_lanes
 from .conv_compute import PAD_ATTR
 from .conv_loops import (
     FEW_PRODUCTS,
@@ -26,6 +26,7 @@ from .pixel_conv import PIXELS_ATTR
 from .window_pixels import WINDOW_PIXELS_ATTR
 
 _AXES = 4  # of the result: image, channel, row, column
+_TASKS_EACH = 4  # rows that a core should have at least, where rows are what the cores divide
 
 
 class PixelConv(CPUScheduleRule):
@@ -124,7 +125,10 @@ class WindowPixelConv(CPUScheduleRule):
         batch, channel, row, pixel = own_loops(sch, out)
         pixel, vector, lane = sch.split(pixel, [None, vectors, lanes])
         sch.reorder(batch, row, pixel, channel, vector, lane)
-        task = sch.fuse(batch, row)
+        if extent(sch, batch) * extent(sch, row) < _TASKS_EACH * num_cores(target):  # as of a sound, which is one row
+            task = pixel = sch.fuse(batch, row, pixel)
+        else:
+            task = sch.fuse(batch, row)
         in_threads(sch, task, target, work, FEW_PRODUCTS)
         sch.unroll(channel)
         sch.unroll(vector)
