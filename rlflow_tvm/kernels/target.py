@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,8 @@ from tvm.target.codegen import (
 
 from rlflow_tvm.errors import UsageError
 from rlflow_tvm.processors import usable_processors
+
+log = logging.getLogger("rlflow_tvm")
 
 KINDS = ("llvm", "cuda")
 """The kinds of targets that there are schedule rules for."""
@@ -77,10 +80,10 @@ def as_target(target: Target | str | dict | None) -> Target:
     """`target` as a `tvm.target.Target` of kind "llvm" or "cuda".
 
     A bare "llvm" (the name, a target with no attribute of its own, or None) means this machine, its `mcpu` and cores,
-    where TVM means any processor of its kind: here that is {"kind": "llvm", "mcpu": "generic"}. One that says how many
-    cores and nothing else, or that its processor is "native", means this machine's with so many of them. "cuda", or a
-    dictionary of that kind without "arch", is the GPU here. A GPU's target is given this machine as its host where it
-    has none.
+    where TVM means any processor of its kind: here that is {"kind": "llvm", "mcpu": "generic"}. The `mcpu` "native" is
+    this machine's too; of a target that says no more than its cores the log is told that it is for any processor.
+    "cuda", or a dictionary of that kind without "arch", is the GPU here. A GPU's target is given this machine as its
+    host where it has none.
     UsageError for a kind TVM does not know, the old command-line form, a kind we have no kernels for, a machine or
     a processor that LLVM does not know, less than one core, or "cuda" with neither "arch" nor a GPU.
     """
@@ -119,17 +122,29 @@ def as_target(target: Target | str | dict | None) -> Target:
 
 
 def _of_this_processor(target: Target) -> Target:
-    """`target` with this machine's processor by name where it is said to be that one, or no other: TVM would take any
-    of its kind, without the vectors that make up most of its speed, and of "native" says so in its log alone."""
-    fields = json.loads(str(target))
-    bare = json.loads(str(Target("llvm")))
-    if fields.get("mcpu") != "native" and any(fields[name] != bare.get(name) for name in fields if name != "num-cores"):
+    """`target` with this machine's processor by name where it is "native", of which TVM would make any of its kind, and
+    say so in its own log alone. Without the vectors that make up most of its speed: the log is told where a target that
+    says no more than its cores is compiled for any."""
+    fields, bare = json.loads(str(target)), json.loads(str(Target("llvm")))
+    if fields.get("mcpu") != "native":
+        if all(fields[name] == bare.get(name) for name in fields if name != "num-cores"):
+            _tell_of_any_processor(str(target))
         return target
     if fields.get("mtriple", bare["mtriple"]) != bare["mtriple"]:
         raise UsageError(f"target {target}: native is this machine's processor: name that of {fields['mtriple']}")
     here = {name: value for name, value in json.loads(str(default_target())).items() if name in ("mcpu", "mattr")}
     own = {name: value for name, value in fields.items() if name not in ("mcpu", "mtriple")}
     return Target({**here, "num-cores": usable_processors(), **own, "mcpu": here["mcpu"]})
+
+
+@cache
+def _tell_of_any_processor(target: str) -> None:
+    """Once for each target: it is asked for again and again."""
+    log.warning(
+        'target %s names no processor: code is made for any of its kind, without wider vectors: add "mcpu": "native" '
+        "for this machine's, or another one's name",
+        target,
+    )
 
 
 def current_target() -> Target:

@@ -56,13 +56,12 @@ def test_where_nothing_is_told_the_name_stands_for_all(text: str | None) -> None
 @pytest.mark.parametrize(
     ("told", "cores"),
     [
-        ({"num-cores": 3}, 3),
         ({"mcpu": "native", "num-cores": 3}, 3),
         ({"mcpu": "native"}, None),
-        ({"keys": ["cpu"], "num-cores": 5}, 5),
+        ({"keys": ["cpu"], "mcpu": "native", "num-cores": 5}, 5),
     ],
 )
-def test_a_target_that_names_no_other_processor_means_this_one(told: dict[str, object], cores: int | None) -> None:
+def test_native_is_this_machines_processor(told: dict[str, object], cores: int | None) -> None:
     """Of "native" TVM makes any processor of its kind, and says so in its log alone."""
     here = default_target()
     for given in ({"kind": "llvm", **told}, Target({"kind": "llvm", **told})):
@@ -70,6 +69,16 @@ def test_a_target_that_names_no_other_processor_means_this_one(told: dict[str, o
         assert found.attrs["mcpu"] == "skylake-avx512"
         assert list(found.attrs.get("mattr") or ()) == list(here.attrs.get("mattr") or ())
         assert int(found.attrs["num-cores"]) == (int(here.attrs["num-cores"]) if cores is None else cores)
+
+
+def test_a_target_without_a_processor_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    target._tell_of_any_processor.cache_clear()
+    for _ in range(2):
+        assert vector_lanes(as_target({"kind": "llvm", "num-cores": 3})) == 4
+    assert caplog.text.count("names no processor: code is made for any of its kind") == 1
+    for named in ("llvm", {"kind": "llvm", "mcpu": "generic"}, {"kind": "llvm", "opt-level": 0}):
+        as_target(named)
+    assert caplog.text.count("names no processor") == 1
 
 
 @pytest.mark.parametrize("told", [{"mcpu": "generic"}, {"mcpu": "haswell"}, {"opt-level": 0}, {"mattr": ["+avx2"]}])
