@@ -14,6 +14,10 @@ from rlflow_tvm.cost import bench, end_to_end, learned, timer
 from rlflow_tvm.cost.calibration import PATIENCE
 from rlflow_tvm.frontend.net import Net
 
+# What a training ends at may hang on the rounding of a sum, and so on the processor's vectors: these are what all of
+# them have. Read when torch first computes.
+os.environ |= {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+
 USUAL_BURST_SECS = end_to_end._BURST_SECS
 _YOUNG = 20_000
 """Objects that are made before garbage is looked for among them."""
