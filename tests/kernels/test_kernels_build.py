@@ -152,7 +152,7 @@ def test_a_kernel_that_cannot_be_scheduled_ends_the_build() -> None:
 
 def test_every_kernel_has_a_rule() -> None:
     rows = explain(graph(layers, SHAPES, weights=2), TARGET)
-    assert [row.rule for row in rows] == ["conv2d", "pool2d", "matmul", "reduction", "elementwise"]
+    assert [row.rule for row in rows] == ["conv2d_window_pixels", "pool2d", "matmul", "reduction", "elementwise"]
     assert {row.rule for row in rows} <= set(RULES)
     assert rows[0].shapes[-1] == (1, 5, 12, 12)
     assert len({row.key for row in rows}) == len(rows)

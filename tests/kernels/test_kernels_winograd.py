@@ -197,10 +197,10 @@ def options(conv: Conv, weight: bool = True) -> list[str]:
 @pytest.mark.parametrize(
     ("conv", "weight"),
     [
-        (Conv((8, 8), (9, 9), strides=(2, 2)), True), (Conv((8, 8), (9, 9), strides=(1, 2)), True),
-        (Conv((8, 8), (9, 9), dilation=(2, 2)), True), (Conv((8, 8), (9, 9), kernel=(3, 1)), True),
-        (Conv((8, 8), (9, 9), kernel=(5, 5)), True), (Conv((8, 8), (9, 9), groups=2), True),
-        (Conv((8, 8), (9, 9)), False), (Conv((24, 24), (9, 9), blocks=(12, 12, 12)), True),
+        (Conv((8, 16), (9, 9), strides=(2, 2)), True), (Conv((8, 16), (9, 9), strides=(1, 2)), True),
+        (Conv((8, 16), (9, 9), dilation=(2, 2)), True), (Conv((8, 16), (9, 9), kernel=(3, 1)), True),
+        (Conv((8, 16), (9, 9), kernel=(5, 5)), True), (Conv((8, 16), (9, 9), groups=2), True),
+        (Conv((8, 16), (9, 9)), False), (Conv((24, 24), (9, 9), blocks=(12, 12, 12)), True),
     ],
 )  # fmt: skip
 def test_other_convolutions_are_not_taken(conv, weight):
@@ -208,7 +208,7 @@ def test_other_convolutions_are_not_taken(conv, weight):
 
 
 def test_taken():
-    assert options(Conv((8, 8), (9, 9))) == ["direct", "winograd2", "winograd4"]
+    assert options(Conv((8, 16), (9, 9))) == ["direct", "winograd2", "winograd4"]
 
 
 @pytest.mark.parametrize("size", SIZES)
