@@ -19,9 +19,9 @@ from tvm.target import Target
 from ..target import num_cores, vector_lanes
 from .conv_tile import ConvCost, most_sums
 
-_LATENCY = 4.0  # cycles until a sum may be added to again
-_LOOP = 1.0  # cycles of the loop itself, per step
-_ACROSS = 1.5  # loads for a vector of which about half lie across two cache lines
+LATENCY = 4.0  # cycles until a sum may be added to again
+LOOP = 1.0  # cycles of the loop itself, per step
+ACROSS = 1.5  # loads for a vector of which about half lie across two cache lines
 _TILE = 40.0  # cycles to begin and end a tile
 _LINE = 16  # floats in a cache line
 _SHORT_RUNS = 2.0  # how much longer a byte of the data takes that is read in runs of one line
@@ -129,19 +129,19 @@ class PixelProduct:
         copy = _COPY * (_GATHER if self.strided else 1.0) * self.depth * vectors
         near = 4 * self.depth * (vectors * lanes + rows) <= ConvCost.FIRST_CACHE
         lines = 0 if near else -(-vectors * lanes // _LINE)
-        step = max(rows * vectors / 2, (rows + vectors) / 2, _LATENCY, lines * ConvCost.SECOND_LINE) + _LOOP
+        step = max(rows * vectors / 2, (rows + vectors) / 2, LATENCY, lines * ConvCost.SECOND_LINE) + LOOP
         return copy + -(-self.channels // rows) // groups * (self.depth * step + _TILE)
 
     def _step(self, rows: int, pixels: int, lanes: int, near: bool) -> float:
         whole, tail = divmod(pixels, lanes)
         vectors = whole + (tail > 0)
         across = self.pixels % lanes > 0  # then rows begin anywhere in a line
-        loads = rows + whole * (_ACROSS if across else 1.0) + (3.0 if tail > 1 else tail)
+        loads = rows + whole * (ACROSS if across else 1.0) + (3.0 if tail > 1 else tail)
         lines = 0 if near else -(-vectors * lanes // _LINE) + across
         pages = min(1.0, 4 * self.pixels / _PAGE)  # that each step begins
         apart = _FAR_PAGE * pages if pages * self.depth > _PAGES else 0.0
-        busy = max(rows * vectors / 2, loads / 2, _LATENCY, lines * ConvCost.SECOND_LINE)
-        return busy + _LOOP + apart + (_ACROSS_STEP if across else 0.0)
+        busy = max(rows * vectors / 2, loads / 2, LATENCY, lines * ConvCost.SECOND_LINE)
+        return busy + LOOP + apart + (_ACROSS_STEP if across else 0.0)
 
     def _traffic(self, blocks: int, columns: int, run: int, outside: bool, cores: int) -> float:
         """Cycles of a core for what comes from beyond the second cache and goes there, the data in runs of so many

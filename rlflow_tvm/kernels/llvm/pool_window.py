@@ -44,7 +44,8 @@ def schedule_window(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> Non
         sch.unroll(inner)
         sch.vectorize(lane[0])
         return
-    if width * extent(sch, row) == 1:  # a global pool: sums of single floats
+    pads = marked_blocks(sch, PAD_ATTR)
+    if width * extent(sch, row) == 1:  # one window: single floats
         channel, inner = sch.split(channel, [None, largest_divisor(extent(sch, channel), _CHAINS)])
         sch.reorder(batch, channel, row, column, inner)
         in_threads(sch, sch.fuse(batch, channel), target, work, FEW_TAPS)
@@ -55,12 +56,13 @@ def schedule_window(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> Non
             sch.unroll(loop)
         sch.decompose_reduction(block, reduction[0])
         sch.unroll(inner)
+        for pad in pads:
+            schedule_pad(sch, pad, target)
         return
     size = width if width <= _ROW else largest_divisor(width, _ROW)
     column, inner = sch.split(column, [None, size if size >= _CHAINS or size == width else 2 * _CHAINS])
     if width % extent(sch, inner):
         divide_at_edges(sch, column)
-    pads = marked_blocks(sch, PAD_ATTR)
     small = vector_lanes(target) == MAX_LANES and width * extent(sch, row) <= _SMALL_PLANE
     if len(pads) == 1 and small and extent(sch, batch) * extent(sch, channel) >= _PLANES * num_cores(target):
         plane = sch.fuse(batch, channel)

@@ -19,13 +19,11 @@ from ..target import vector_lanes
 from .conv_compute import ConvShape, pad_spatial
 from .conv_legalize import conv_shape
 from .conv_tile import ConvCost, most_sums
+from .pixel_tile import ACROSS, LATENCY, LOOP
 
 WINDOW_PIXELS_ATTR = "rlflow.conv2d_window_pixels"  # on the block of the products: how many vectors of pixels in a tile
 _MOST_CHANNELS = 8  # of a tile, which holds all of them
 _MOST_VECTORS = 8
-_ACROSS = 1.5  # loads for a vector of which about half lie across two cache lines
-_LATENCY = 4.0  # cycles until a sum may be added to again
-_LOOP = 1.0  # cycles of the loop itself, per step
 _COPIES = 3  # times that an image goes to or from beyond the second cache where it is padded first
 
 
@@ -71,7 +69,7 @@ def _row_cycles(shape: ConvShape, vectors: int, target: Target) -> float:
 
 
 def _step(rows: int, vectors: int) -> float:
-    return max(rows * vectors / 2, (rows + _ACROSS * vectors) / 2, _LATENCY) + _LOOP
+    return max(rows * vectors / 2, (rows + ACROSS * vectors) / 2, LATENCY) + LOOP
 
 
 def make_window_pixels(target: Target) -> Callable[[relax.BlockBuilder, relax.Call], relax.Expr]:
