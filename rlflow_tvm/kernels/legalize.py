@@ -76,6 +76,8 @@ class Legalizer:
         self._templates: dict[Key, Template] = {}
         self._global_vars: dict[str, tvm.ir.GlobalVar] = {}
         self._prim_funcs: dict[str, tirx.PrimFunc] = {}
+        self._alike: dict[tuple[str, int], list[str]] = {}  # of one hint and one hash
+        self._counts: dict[str, int] = {}  # of each hint, of the last name made of it
         self._given: dict[tirx.PrimFunc, tvm.ir.GlobalVar] = {}
         self._second: dict[relax.Binding, relax.Expr] = {}
         self._legal: dict[tuple[relax.Binding, bool | tirx.PrimFunc, bool], _Legal] = {}
@@ -222,13 +224,16 @@ class Legalizer:
         return self._passes[key]
 
     def _add(self, origin: tvm.ir.GlobalVar, prim_func: tirx.PrimFunc) -> tvm.ir.GlobalVar:
-        hint, count = origin.name_hint, 0
-        name = hint
-        while name in self._prim_funcs:
+        hint = origin.name_hint
+        alike = self._alike.setdefault((hint, tvm_ffi.structural_hash(prim_func)), [])
+        for name in alike:
             if tvm_ffi.structural_equal(self._prim_funcs[name], prim_func):
                 return self._global_vars[name]
+        count = self._counts.get(hint, 0)
+        while (name := f"{hint}{count or ''}") in self._prim_funcs:  # a hint may end in a number itself
             count += 1
-            name = f"{hint}{count}"
+        self._counts[hint] = count
+        alike.append(name)
         self._prim_funcs[name] = prim_func
         global_var = self._global_vars[name] = tvm.ir.GlobalVar(name)
         relax.expr._update_type(global_var, origin.ty)

@@ -134,7 +134,11 @@ def _of_this_processor(target: Target) -> Target:
         raise UsageError(f"target {target}: native is this machine's processor: name that of {fields['mtriple']}")
     here = {name: value for name, value in json.loads(str(default_target())).items() if name in ("mcpu", "mattr")}
     own = {name: value for name, value in fields.items() if name not in ("mcpu", "mtriple")}
-    return Target({**here, "num-cores": usable_processors(), **own, "mcpu": here["mcpu"]})
+    # those of the user's last, which win; what this machine hides stays left out
+    added = [*here.get("mattr", []), *own.get("mattr", [])]
+    return Target({
+        **here, "num-cores": usable_processors(), **own, "mcpu": here["mcpu"], **({"mattr": added} if added else {}),
+    })  # fmt: skip
 
 
 @cache

@@ -71,6 +71,16 @@ def test_native_is_this_machines_processor(told: dict[str, object], cores: int |
         assert int(found.attrs["num-cores"]) == (int(here.attrs["num-cores"]) if cores is None else cores)
 
 
+def test_instructions_may_be_added_to_those_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a virtual machine hides is not let in by that, but where it is told by name."""
+    monkeypatch.setattr(
+        target, "default_target", lambda: Target({"kind": "llvm", "mcpu": "skylake-avx512", "mattr": ["-avx512vl"]})
+    )
+    for added in (["+gfni"], ["+gfni", "+avx512vl"]):
+        found = as_target({"kind": "llvm", "mcpu": "native", "mattr": added})
+        assert list(found.attrs["mattr"]) == ["-avx512vl", *added]
+
+
 def test_a_target_without_a_processor_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     target._tell_of_any_processor.cache_clear()
     for _ in range(2):

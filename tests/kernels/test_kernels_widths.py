@@ -136,3 +136,17 @@ def test_vector_loops_have_the_targets_width(name: str) -> None:
         tvm_ffi.structural_walk(schedule_kernel(kernel.func, target).body, (tirx.For, note))
         assert widths
         assert max(widths) >= vector_lanes(target)
+
+
+@pytest.mark.parametrize("channels", [24, 40])
+@pytest.mark.parametrize("target", [AVX2, SSE], ids=["avx2", "sse"])
+def test_a_convolution_of_weights_alone_is_worked_out_here(target: Target, channels: int) -> None:
+    """Whatever vectors the module is for: Winograd's nest is written for one width, and would leave channels out."""
+    if target is AVX2 and not runs_avx2():
+        pytest.skip("this processor has no AVX2")
+    arrays = random_arrays([(1, channels, 28, 28), (1, 64, 28, 28), (channels, 64, 3, 3)])
+    shapes = [array.shape for array in arrays]
+    added = graph(lambda x, data, kernel: op.add(x, op.nn.conv2d(data, kernel, padding=1)), shapes, 2)
+    here = run(graph(lambda data, kernel: op.nn.conv2d(data, kernel, padding=1), shapes[1:], 1), arrays[1:], 1)
+    found = run(added, arrays, 2, target)
+    np.testing.assert_allclose(found.values[0], arrays[0] + here.values[0], rtol=1e-4, atol=1e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
@@ -136,12 +137,12 @@ def vector_width(sch: s_tir.Schedule, block: SBlockRV) -> int:
     if not stmt.iter_vars or not isinstance(stmt.body, tirx.BufferStore):
         return 1
     last = stmt.iter_vars[-1]
-    accesses = [list(stmt.body.indices)]
+    accesses = [(stmt.body.buffer, list(stmt.body.indices))]
     dtypes = [str(stmt.body.buffer.dtype)]
     plain = [True]
 
     def note_load(load: tvm.ir.TensorLoad) -> None:
-        accesses.append(list(load.indices))
+        accesses.append((load.source, list(load.indices)))
         dtypes.append(str(load.source.dtype))
 
     def note_call(call: tvm.ir.Call) -> None:
@@ -154,7 +155,7 @@ def vector_width(sch: s_tir.Schedule, block: SBlockRV) -> int:
     width = min(_VECTOR_BYTES // widest, _most_lanes(stmt.body.value))
     if "bool" in dtypes or not plain[0] or outputs < _VECTOR_OUTPUTS or int(last.dom.extent) % width:
         return 1
-    return width if all(_side_by_side(indices, last.var) for indices in accesses) else 1
+    return width if all(_side_by_side(buffer.shape, each, last.var, width) for buffer, each in accesses) else 1
 
 
 def _most_lanes(expr: tvm.ir.Expr) -> int:
@@ -169,13 +170,16 @@ def _most_lanes(expr: tvm.ir.Expr) -> int:
     return min([most, *(_most_lanes(part) for part in parts if isinstance(part, tvm.ir.Expr))])
 
 
-def _side_by_side(indices: list[tvm.ir.Expr], axis: tirx.Var) -> bool:
-    """Whether neighbours along `axis` are neighbours in memory, or the same element."""
+def _side_by_side(shape: Sequence[tvm.ir.Expr], indices: list[tvm.ir.Expr], axis: tirx.Var, width: int) -> bool:
+    """Whether neighbours along `axis` are neighbours in memory, in rows of whole vectors of `width`, or the same
+    element. A row of a slice begins where one of what it is cut from does: no GPU loads a vector from there else."""
     outer = indices[:-1]
     if any(axis.same_as(var) for index in outer for var in tirx.analysis.undefined_vars(index)):
         return False
-    if not indices or indices[-1].same_as(axis):
+    if not indices:
         return True
+    if indices[-1].same_as(axis):
+        return len(shape) == 1 or (isinstance(shape[-1], tirx.IntImm) and int(shape[-1]) % width == 0)
     return not any(axis.same_as(var) for var in tirx.analysis.undefined_vars(indices[-1]))
 
 

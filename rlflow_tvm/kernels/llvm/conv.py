@@ -38,7 +38,7 @@ class Conv2d(CPUScheduleRule):
     """Schedules the functions that hold a convolution of `conv_compute`, with its epilogue.
 
     The convolution is known by the attribute its block carries. Its result stays in registers; the last element-wise
-    block after it writes the output tile. Zero padding is a loop nest of its own.
+    block after it writes the output tile. Zero padding is a loop nest of its own, but under small depthwise planes.
     """
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:

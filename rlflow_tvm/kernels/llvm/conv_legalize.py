@@ -1,7 +1,7 @@
 """Legalisation of `relax.nn.conv2d` and the 2-D pools, blocked layouts included.
 
 `CONV_LEGALIZE` goes to `relax.transform.LegalizeOps(customize_legalize_map=...)`. A convolution becomes two calls: the
-packing of its weights (weights alone: lift it out with `LiftTransformParams` *after* legalising) and the convolution.
+packing of its weights (weights alone: the pipeline's `WeightSplitter` has that done once) and the convolution.
 Calls whose layout or shape is not handled here (NHWC, unknown sizes) go to TVM's own legalisation.
 """
 

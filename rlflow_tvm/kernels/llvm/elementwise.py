@@ -7,6 +7,7 @@ import math
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
+from tvm.error import InternalError
 from tvm.s_tir.dlight.cpu.base import CPUScheduleRule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
@@ -53,7 +54,7 @@ class Fallback(CPUScheduleRule):
             attempt = sch.copy()
             try:
                 schedule_any(attempt, leaf_blocks(attempt)[i], target)
-            except s_tir.ScheduleError:
+            except (s_tir.ScheduleError, InternalError):
                 continue  # this block stays as it is: it is correct, and nothing is known that would be faster
             except TypeError:  # an extent is no number
                 if not has_ragged_loop(func):

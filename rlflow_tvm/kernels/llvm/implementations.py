@@ -26,7 +26,8 @@ def _is_static_conv(call: relax.Call, _weight: bool, _target: Target) -> bool:
 
 
 def _conv_cycles(call: relax.Call, target: Target) -> float:
-    """Of the direct convolution: one model where the pixel convolution competes, another where Winograd's does."""
+    """Of the direct convolution: one model where the pixel convolution competes, another where Winograd's does or that
+    of windows with pixels in the lanes."""
     shape = conv_shape(call)
     assert shape is not None  # `takes` has seen to that
     if is_pixel_conv(call, True, target):

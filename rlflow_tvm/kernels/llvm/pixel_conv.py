@@ -19,7 +19,7 @@ from .conv_compute import PAD_ATTR, ConvShape
 from .conv_legalize import conv_shape
 from .pixel_tile import PixelProduct, PixelTile
 
-PIXELS_ATTR = "rlflow.conv2d_pixels"  # on the block of the products: [vectors of pixels in a tile, channels outside]
+PIXELS_ATTR = "rlflow.conv2d_pixels"  # on the products' block: [vectors of pixels in a tile, channels outside, groups]
 _OUT_ELEMENTWISE_FUSIBLE = 4  # TVM's OpPatternKind: element-wise operators behind the product go into its kernel
 
 

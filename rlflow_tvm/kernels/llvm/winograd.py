@@ -31,8 +31,8 @@ class Winograd(CPUScheduleRule):
         """The scheduled function, or None where `func` holds no convolution of this form."""
         sch = s_tir.Schedule(narrowed(func))
         marked = marked_blocks(sch, WINOGRAD_ATTR)
-        if len(marked) != 1:
-            return None
+        if len(marked) != 1 or plan_of(sch.get(marked[0])).panel % vector_lanes(target):
+            return None  # or it is cut for other vectors: of weights alone, in a build for another processor
         (output,) = marked
         (product,) = sch.get_producers(output)
         transformed = next(b for b in sch.get_producers(product))
@@ -45,6 +45,11 @@ class Winograd(CPUScheduleRule):
         written = _written(sch, own, [sch.get(block) for block in before], len(behind), target)
         # whole tiles and cut ones hold what follows the convolution twice
         return s_tir.Schedule(distinct_variables(written))
+
+
+def plan_of(output: s_tir.SBlock) -> Plan:
+    """What the last of a convolution's own blocks says of how it is cut."""
+    return Plan(*(int(number) for number in output.annotations[WINOGRAD_ATTR]))
 
 
 def _inline(sch: s_tir.Schedule, own: Sequence[SBlockRV]) -> list[SBlockRV]:
@@ -106,7 +111,7 @@ def _written(
     transformed, product, output = own
     last = output if behind else sch.get(leaf_blocks(sch)[-1])
     convolved = output.writes[0].source
-    plan = Plan(*(int(number) for number in output.annotations[WINOGRAD_ATTR]))
+    plan = plan_of(output)
     taps = next(r.source for r in product.reads if not r.source.same_as(transformed.writes[0].source))
     shape = tuple(int(extent) for extent in convolved.shape)
     work = math.prod(int(axis.dom.extent) for axis in product.iter_vars)
