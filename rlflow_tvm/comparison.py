@@ -31,17 +31,19 @@ from rlflow_tvm.comparison_figures import (
     UNSEARCHED,
     Comparison,
     export_name,
+    reference_of,
     searched_name,
     summary,
     tuned_name,
 )
 from rlflow_tvm.cost import Candidate, check_linker, export_library, measure_interleaved, scratch_folder
 from rlflow_tvm.errors import CostError, FrontendError, RewriteError, UsageError
-from rlflow_tvm.exporting import reference_run
+from rlflow_tvm.exporting import onnxruntime_run, reference_run
 from rlflow_tvm.frontend import random_inputs, save_onnx, to_onnx, zoo
 from rlflow_tvm.kernels import BY_SHAPE, TUNED_RULE, Choices, Lowering, explain, num_cores, pipeline, vector_lanes
 from rlflow_tvm.kernels.target import is_of_this_machine
 from rlflow_tvm.passes.mended import convert_layout
+from rlflow_tvm.verify import run_executable
 
 log = logging.getLogger("rlflow_tvm")
 
@@ -173,7 +175,17 @@ def compare(
                 timeout_secs=_TIMEOUT_SECS,
                 on_progress=None if progress is None else lambda done, total: progress(done, total, "timing"),
             )
-    return summary(measured, candidates, list(searched))
+        return summary(measured, candidates, list(searched), inputs, _reference(candidates, original, onnx_file))
+
+
+def _reference(
+    candidates: Mapping[str, Candidate], original: tvm.IRModule, onnx_file: Path
+) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
+    """What the others' outputs are held against."""
+    if reference_of(candidates) == ONNXRUNTIME:
+        return onnxruntime_run(onnx_file, random_inputs(original, 0))
+    path = candidates[UNSEARCHED].path
+    return lambda arrays: run_executable(tvm.runtime.load_module(str(path)), arrays)
 
 
 def _inputs(original: tvm.IRModule, onnx_file: Path, seed: int) -> list[np.ndarray]:

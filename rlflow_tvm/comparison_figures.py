@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from rlflow_tvm.cost import Candidate, EndToEnd, Ratio, ratio_json
+from rlflow_tvm.differences import TOLERANCE, Decided
 from rlflow_tvm.errors import RewriteError
-from rlflow_tvm.verify import TOLERANCE, finite_share, range_error
+from rlflow_tvm.verify import finite_share
 
 UNSEARCHED = "rlflow_tvm, unsearched"
 CONVERTED = "rlflow_tvm, ConvertLayout"
@@ -128,7 +129,7 @@ class Comparison:
     """How much of the reference's output of which it is least is neither NaN nor infinite: so with the others."""
 
     def check(self) -> None:
-        """RewriteError if a candidate's outputs differ from the reference's by more than `verify.TOLERANCE`."""
+        """RewriteError if a candidate's outputs differ from the reference's by more than `differences.TOLERANCE`."""
         wrong = [f"{row.name} by {row.error:.1e}" for row in self.rows if not row.outputs_match]
         if wrong:
             raise RewriteError(
@@ -152,17 +153,30 @@ class Comparison:
         }
 
 
-def summary(measured: Mapping[str, EndToEnd], candidates: Mapping[str, Candidate], labels: Sequence[str]) -> Comparison:
-    """What the times and outputs of the candidates, by name, come to; `labels` of the searches, at least one."""
-    reference = ONNXRUNTIME if ONNXRUNTIME in measured else UNSEARCHED
+def reference_of(names: Container[str]) -> str:
+    """The candidate whose outputs the others' are held against."""
+    return ONNXRUNTIME if ONNXRUNTIME in names else UNSEARCHED
+
+
+def summary(
+    measured: Mapping[str, EndToEnd],
+    candidates: Mapping[str, Candidate],
+    labels: Sequence[str],
+    inputs: Sequence[np.ndarray] = (),
+    run: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]] | None = None,
+) -> Comparison:
+    """What the times and outputs of the candidates, by name, come to; `labels` of the searches, at least one; `run`:
+    the reference's outputs for other `inputs`, by which it is told what it decides (all of it without)."""
+    reference = reference_of(measured)
     expected = measured[reference].outputs
+    decided = Decided(run or (lambda _: []), inputs, expected)
     baseline = min((n for n in (UNSEARCHED, CONVERTED) if n in measured), key=lambda n: measured[n].run_secs)
     rows = tuple(
         Row(
             name,
             each.run_secs,
             each.quartiles,
-            None if name == reference else range_error(each.outputs, expected),
+            None if name == reference else decided.error(each.outputs),
             None if name == baseline else Ratio.of(measured[baseline], each),
             _compile_secs(candidates[name], each),
             each.peak_bytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +11,11 @@ import onnx
 import tvm
 
 from rlflow_tvm.cost import link_library
+from rlflow_tvm.differences import TOLERANCE, Decided
 from rlflow_tvm.errors import FrontendError, RewriteError
 from rlflow_tvm.frontend import onnxruntime_outputs, put_in_place, random_inputs, saved, to_onnx
 from rlflow_tvm.frontend.load import one_line
-from rlflow_tvm.verify import ENOUGH_FINITE, TOLERANCE, finite_share, positive, range_error, run_executable
+from rlflow_tvm.verify import ENOUGH_FINITE, finite_share, positive, run_executable
 
 
 def export(mod: tvm.IRModule, path: Path, original: Path, seed: int = 0) -> float | None:
@@ -25,7 +26,7 @@ def export(mod: tvm.IRModule, path: Path, original: Path, seed: int = 0) -> floa
     Raises:
         FrontendError: ONNX cannot say an operator of it, the file cannot be written, or is refused by the checker or
             by ONNX Runtime.
-        RewriteError: the outputs differ by more than `verify.TOLERANCE`.
+        RewriteError: the outputs differ by more than `differences.TOLERANCE`.
     """
     with saved(to_onnx(mod), path) as file:
         try:
@@ -35,7 +36,7 @@ def export(mod: tvm.IRModule, path: Path, original: Path, seed: int = 0) -> floa
                 f"{path}: onnx.checker refuses it ({one_line(refused)}): this is a bug, please report it"
             ) from refused
         run = reference_run(mod, original, seed)
-        return None if run is None else _checked(onnxruntime_outputs(str(file), run[0]), run[1], original, path)
+        return None if run is None else _checked(onnxruntime_outputs(str(file), run[0]), run, original, path)
 
 
 def save_library(
@@ -48,7 +49,7 @@ def save_library(
     Raises:
         CostError: it cannot be linked.
         FrontendError: the file cannot be written.
-        RewriteError: the outputs differ by more than `verify.TOLERANCE`.
+        RewriteError: the outputs differ by more than `differences.TOLERANCE`.
     """
     with put_in_place(path) as temporary:
         link_library(executable, temporary)
@@ -56,7 +57,7 @@ def save_library(
         if original is None or run is None:
             return None
         found = run_executable(tvm.runtime.load_module(str(temporary)), list(run[0].values()))
-        return _checked(found, run[1], original, path)
+        return _checked(found, run, original, path)
 
 
 def reference_run(
@@ -93,8 +94,17 @@ def _has_onnxruntime() -> bool:
     return importlib.util.find_spec("onnxruntime") is not None
 
 
-def _checked(found: Sequence[np.ndarray], expected: Sequence[np.ndarray], original: Path, path: Path) -> float:
-    error = range_error(found, expected)
+def onnxruntime_run(file: Path, names: Iterable[str]) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
+    """ONNX Runtime's outputs of a file for inputs in the order of `names`."""
+    names = list(names)
+    return lambda arrays: onnxruntime_outputs(str(file), dict(zip(names, arrays, strict=True)))
+
+
+def _checked(
+    found: Sequence[np.ndarray], run: tuple[dict[str, np.ndarray], list[np.ndarray]], original: Path, path: Path
+) -> float:
+    inputs, expected = run
+    error = Decided(onnxruntime_run(original, inputs), list(inputs.values()), expected).error(found)
     if not error <= TOLERANCE:
         raise RewriteError(
             f"{path}: its outputs differ from those of {original} by {error:.1e} of their range ({TOLERANCE:g} is "

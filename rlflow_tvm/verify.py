@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import tvm
 from tvm import relax
 
 from rlflow_tvm.cost.machine import device_of
+from rlflow_tvm.differences import TOLERANCE, Decided
 from rlflow_tvm.errors import RewriteError, UncomparableError
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.ir import Detached, extent_along
@@ -18,13 +20,6 @@ from rlflow_tvm.kernels import BY_SHAPE, Choices, pipeline
 from rlflow_tvm.passes import GraphState, RewriteAction
 
 log = logging.getLogger("rlflow_tvm")
-
-TOLERANCE = 1e-3
-"""Largest difference allowed, as a share of the output's range: rewriting changes the order of float sums. Of integers
-and booleans also the share of elements that may differ."""
-_FILLED = 5e3  # and a hundred times all that is below
-_SMALL = 0.01  # share of the whole's range, of a slice that has a range of its own
-_ENOUGH_TO_RANGE = 16  # elements
 
 
 def run_module(
@@ -57,74 +52,6 @@ def flatten(result: object) -> list[tvm.runtime.Tensor]:
     if isinstance(result, tvm.runtime.Tensor):
         return [result]
     return [tensor for item in result for tensor in flatten(item)]  # type: ignore[attr-defined]
-
-
-def range_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """Largest absolute difference, divided by the range (max - min) of the expected output it occurs in; at
-    least 1 where of integers or booleans a larger share of elements than `TOLERANCE` differ.
-
-    Fillings such as -1e9 have a range of their own, and so have slices beside which the rest is large
-    (`_slices_error`). The range counts as at least a hundredth of the largest magnitude, so that an output that is
-    constant but for rounding has one. Infinite where shapes or counts differ, or NaN and the two infinities are not the
-    same in place.
-    """
-    if len(actual) != len(expected):
-        return float("inf")
-    worst = 0.0
-    for a, b in zip(actual, expected, strict=True):
-        if a.shape == b.shape and b.dtype.kind in "iub" and b.size and np.mean(a != b) > TOLERANCE:
-            worst = max(worst, 1.0)
-        floats = b.dtype.kind not in "iub"
-        a, b = a.astype(np.float64), b.astype(np.float64)
-        finite = np.isfinite(b)
-        if a.shape != b.shape or not np.isfinite(a[finite]).all():
-            return float("inf")
-        if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-            return float("inf")
-        parts = _parts(b[finite])
-        for part in parts:
-            found, wanted = a[finite][part], b[finite][part]
-            difference = float(np.abs(found - wanted).max())
-            extent = float(_extent(wanted))
-            worst = max(worst, difference / extent if extent else float(difference > 0))
-        if floats and len(parts) == 1 and finite.all():
-            worst = max(worst, _slices_error(a, b))
-    return worst
-
-
-def _extent(values: np.ndarray) -> np.ndarray:
-    """The range along the last axis, at least a hundredth of the largest magnitude."""
-    return np.maximum(np.ptp(values, axis=-1), 0.01 * np.abs(values).max(axis=-1))
-
-
-def _slices_error(found: np.ndarray, wanted: np.ndarray) -> float:
-    """The largest difference in slices, along the second axis and the last, whose range is less than a hundredth of the
-    whole's: of a detector's output the scores beside the coordinates, which could all be wrong else. As a share of ten
-    times the slice's range (few elements carry what rounding leaves of larger ones), at least a hundredth of the
-    whole's."""
-    worst, whole = 0.0, float(_extent(wanted.ravel()))
-    for axis in {1, wanted.ndim - 1} if wanted.ndim > 1 else ():
-        if wanted.size < _ENOUGH_TO_RANGE * wanted.shape[axis]:
-            continue
-        a, b = (np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1) for each in (found, wanted))
-        extents = _extent(b)
-        small = extents < _SMALL * whole
-        if small.any():
-            differences = np.abs(a[small] - b[small]).max(axis=1)
-            worst = max(worst, float((differences / np.maximum(10 * extents[small], _SMALL * whole)).max()))
-    return worst
-
-
-def _parts(values: np.ndarray) -> list[np.ndarray]:
-    """Which of the values have a range together: all, but for those that stand for minus infinity (-1e9, as a mask
-    fills in, or adds): many of nearly one size, beside which nothing else would count."""
-    size = np.abs(values)
-    filled = size >= _FILLED
-    if filled.any() and not filled.all() and filled.sum() >= max(2, 0.01 * values.size):
-        rest, least, most = size[~filled].max(), size[filled].min(), size[filled].max()
-        if rest <= 0.01 * least and np.ptp(values[filled]) <= 0.01 * most:
-            return [filled, ~filled]
-    return [np.full(values.shape, True)] if values.size else []
 
 
 def with_weights(state: GraphState, seed: int = 0) -> tvm.IRModule:
@@ -190,7 +117,8 @@ class Comparison:
                 "inputs, with the model's own weights too: a wrong rewrite might not show",
                 100 * best[1],
             )
-        self._positive, self._inputs, self._weights, self._expected = chosen
+        self._positive, self._inputs, self._weights, expected = chosen
+        self._decided = Decided(self._started, self._inputs, expected)
 
     def _run(self, state: GraphState, choices: Choices = BY_SHAPE) -> list[np.ndarray]:
         """The state's outputs, and behind them those that are a few labels for other inputs too: one label stays what
@@ -203,6 +131,14 @@ class Comparison:
             outputs = run_executable(executable, self._other_inputs(other), device)
             found += [outputs[i] for i in few]
         return found
+
+    def _started(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The start's outputs for other inputs."""
+        return run_executable(self._executable, inputs, device_of(self._target))
+
+    @cached_property
+    def _executable(self) -> tvm.runtime.Executable:
+        return build_module(Detached(self._start.mod, self._weights).bind(), self._target)
 
     def _other_inputs(self, number: int) -> list[np.ndarray]:
         drawn = random_inputs(self._start.mod, self._seed + number).values()
@@ -220,15 +156,15 @@ class Comparison:
         return all(_distinct(np.concatenate([outputs[i].ravel() for outputs in seen])) > 2 for i in few)
 
     def error(self, state: GraphState, choices: Choices = BY_SHAPE) -> float:
-        """Largest difference between `state`'s outputs and the start's, as a share of the output's range; infinite
-        where their types differ.
+        """Largest difference between `state`'s outputs and the start's, as a share of the output's range, of integers
+        where the start itself decides (`Decided`); infinite where their types differ.
 
         The start was built with `BY_SHAPE`, whatever the `choices` here.
         """
         found = self._run(state, choices)
-        if [output.dtype for output in found] != [output.dtype for output in self._expected]:
+        if [output.dtype for output in found] != [output.dtype for output in self._decided.expected]:
             return float("inf")
-        return range_error(found, self._expected)
+        return self._decided.error(found)
 
     def check(self, state: GraphState) -> float:
         """`error`, if it is within `TOLERANCE`; else RewriteError, naming the first rule after which it is not."""

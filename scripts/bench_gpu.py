@@ -32,6 +32,7 @@ from rlflow_tvm import from_onnx
 from rlflow_tvm.cli import ZOO_PREFIX, check_writable, model_path, write_json
 from rlflow_tvm.comparison_figures import finite
 from rlflow_tvm.cost import CostModel, KernelDatabase, default_path, kernel_bytes, kernel_flops
+from rlflow_tvm.differences import range_error
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import CostError, KernelError, RlflowError
 from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, zoo
@@ -39,7 +40,7 @@ from rlflow_tvm.kernels import RULE_ATTR, as_target, extract_kernels, pipeline, 
 from rlflow_tvm.kernels.pipeline import CUDA_GRAPH
 from rlflow_tvm.kernels.precision import to_half
 from rlflow_tvm.search import SEARCHES, Budget, make_search
-from rlflow_tvm.verify import flatten, range_error
+from rlflow_tvm.verify import flatten
 
 Call = Callable[[], Any]
 DTYPES = ("float32", "float16", "bfloat16")

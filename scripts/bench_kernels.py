@@ -32,10 +32,10 @@ from rlflow_tvm.cli import check_writable, model_path, parse_target, progress_ba
 from rlflow_tvm.comparison_figures import finite
 from rlflow_tvm.cost import Candidate, Runners, export_library, export_peak, peak_flops
 from rlflow_tvm.dataflow import all_bindings, variables_of
+from rlflow_tvm.differences import range_error
 from rlflow_tvm.errors import RlflowError
 from rlflow_tvm.ir import detach
 from rlflow_tvm.kernels import Choice, explain, num_cores, pipeline
-from rlflow_tvm.verify import range_error
 
 MODELS = tuple(f"zoo:{n}" for n in ("resnet18", "resnet50", "squeezenet1.1", "inception-v3", "bert-base", "vit-base"))
 OPERATORS = ("relax.nn.conv2d", "relax.matmul")

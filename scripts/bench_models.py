@@ -38,13 +38,13 @@ from rlflow_tvm.cli import check_writable, model_path, parse_target, progress_ba
 from rlflow_tvm.comparison import CONVERTED, UNSEARCHED, unsearched
 from rlflow_tvm.comparison_figures import finite
 from rlflow_tvm.cost import Candidate, CostModel, KernelDatabase, default_path, export_library, measure_interleaved
+from rlflow_tvm.differences import range_error
 from rlflow_tvm.errors import RlflowError, UsageError
 from rlflow_tvm.frontend import random_inputs, zoo
 from rlflow_tvm.kernels import BY_SHAPE, num_cores, pipeline, vector_lanes
 from rlflow_tvm.passes import GraphState, default_rules
 from rlflow_tvm.search import make_search
 from rlflow_tvm.superoptimize import optimize
-from rlflow_tvm.verify import range_error
 
 MODELS = tuple(f"zoo:{n}" for n in ("resnet18", "resnet50", "squeezenet1.1", "inception-v3", "bert-base", "vit-base"))
 LIGHT = tuple(f"zoo:{name}" for name in zoo.names() if name.startswith("light_"))

@@ -43,12 +43,13 @@ from rlflow_tvm.cost import (
     measure_interleaved,
     ratio_json,
 )
+from rlflow_tvm.differences import range_error
 from rlflow_tvm.errors import RewriteError, RlflowError
 from rlflow_tvm.frontend import random_inputs, save_onnx, to_onnx, zoo
 from rlflow_tvm.kernels import num_cores
 from rlflow_tvm.search import DEFAULT_SEARCH, SEARCHES, Budget, make_search
 from rlflow_tvm.superoptimize import optimize
-from rlflow_tvm.verify import range_error, run_module
+from rlflow_tvm.verify import run_module
 
 ORIGINAL, IMPORTED, SEARCHED = "original", "imported", "searched"
 

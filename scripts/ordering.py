@@ -39,13 +39,14 @@ from rlflow_tvm import ir
 from rlflow_tvm.cli import parse_target, progress_bar, write_json
 from rlflow_tvm.comparison_figures import finite
 from rlflow_tvm.cost import export_library, measure_interleaved
+from rlflow_tvm.differences import TOLERANCE, range_error
 from rlflow_tvm.envs import PassOrderingEnv
 from rlflow_tvm.errors import RewriteError, RlflowError, UsageError
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.frontend.corpus import corpus
 from rlflow_tvm.ordering import LOG, RandomPasses, find_order, greedy_order, train_on_graphs
 from rlflow_tvm.passes.ordering import CLEANING_ORDER, DOCUMENTED_ORDER, applied
-from rlflow_tvm.verify import TOLERANCE, flatten, range_error
+from rlflow_tvm.verify import flatten
 
 AGENTS = ("ppo", "a2c", "dqn", "trpo", "maskable-ppo")
 VARIANTS = ("ppo+shaping", "ppo+value-metrics")

@@ -22,8 +22,8 @@ from agents_plots import pyplot
 from agents_results import read_json, read_number, told
 from papers.page import markdown
 
+from rlflow_tvm.differences import TOLERANCE
 from rlflow_tvm.errors import UsageError
-from rlflow_tvm.verify import TOLERANCE
 
 Left = Mapping[str, float]
 DEFAULTS = ("documented", "cleaning")

@@ -31,11 +31,12 @@ from trajectories import walked
 
 from rlflow_tvm import from_onnx
 from rlflow_tvm.cli import progress_bar
+from rlflow_tvm.differences import TOLERANCE, range_error
 from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs
 from rlflow_tvm.kernels import BY_SHAPE, Choice, Choices, as_target, vector_lanes
 from rlflow_tvm.kernels.llvm.implementations import IMPLEMENTATIONS
 from rlflow_tvm.passes import GraphState, default_rules
-from rlflow_tvm.verify import TOLERANCE, range_error, run_module
+from rlflow_tvm.verify import run_module
 
 Draw = random.Random
 Block = tuple[nn.Module, int]

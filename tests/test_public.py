@@ -17,12 +17,13 @@ import rlflow_tvm as rl
 from rlflow_tvm import superoptimize
 from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, Measurement, RpcDevices, default_path, timer
 from rlflow_tvm.cost.kernel_worker import LocalWorkers
+from rlflow_tvm.differences import range_error
 from rlflow_tvm.errors import CostError, PlanError, UsageError
 from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, zoo
 from rlflow_tvm.kernels import as_target, explain, extract_kernels
 from rlflow_tvm.search import Budget, make_search
 from rlflow_tvm.superoptimize import optimize
-from rlflow_tvm.verify import range_error, run_module
+from rlflow_tvm.verify import run_module
 
 TARGET = as_target("llvm")
 BUDGET = "40"

@@ -15,6 +15,7 @@ from tvm import relax
 from tvm.relax import op as rx
 
 from rlflow_tvm import comparison, ir
+from rlflow_tvm.differences import range_error
 from rlflow_tvm.errors import FrontendError, RewriteError, UsageError
 from rlflow_tvm.exporting import export
 from rlflow_tvm.frontend import from_onnx, onnxruntime_outputs, random_inputs, save_onnx, saved, to_onnx, zoo
@@ -25,7 +26,7 @@ from rlflow_tvm.passes import GraphState, default_rules
 from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
 from rlflow_tvm.search import random_action
 from rlflow_tvm.search.settled import exhausted
-from rlflow_tvm.verify import range_error, run_module
+from rlflow_tvm.verify import run_module
 
 node = helper.make_node
 TOLERANCE = 1e-4

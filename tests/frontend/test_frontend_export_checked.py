@@ -8,11 +8,11 @@ import pytest
 from onnx import helper, numpy_helper
 from small_models import TARGET
 
+from rlflow_tvm.differences import TOLERANCE
 from rlflow_tvm.errors import FrontendError, RewriteError
 from rlflow_tvm.exporting import check_original, export, save_library
 from rlflow_tvm.frontend import from_onnx
 from rlflow_tvm.replay import compile
-from rlflow_tvm.verify import TOLERANCE
 
 
 def test_a_wrong_model_is_not_written(make_model, tmp_path) -> None:

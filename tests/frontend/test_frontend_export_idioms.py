@@ -11,9 +11,10 @@ import tvm
 from tvm import relax
 from tvm.relax import op as rx
 
+from rlflow_tvm.differences import range_error
 from rlflow_tvm.frontend import from_onnx, onnxruntime_outputs, to_onnx
 from rlflow_tvm.kernels import as_target
-from rlflow_tvm.verify import range_error, run_module
+from rlflow_tvm.verify import run_module
 
 Make = Callable[[relax.Var], relax.Expr | tuple[relax.Expr, ...]]
 IMAGE = (2, 8, 5, 5)

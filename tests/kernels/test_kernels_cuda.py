@@ -36,6 +36,7 @@ from kernel_checks import graph, random_arrays
 from tvm import relax, tirx
 
 from rlflow_tvm.cost import KernelTimer, machine, measure_roofline
+from rlflow_tvm.differences import range_error
 from rlflow_tvm.errors import CostError, KernelError, UsageError
 from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, zoo
 from rlflow_tvm.kernels import RULE_ATTR, Lowering, as_target, extract_kernels, pipeline, schedule_kernel, vector_lanes
@@ -45,7 +46,6 @@ from rlflow_tvm.kernels.cuda.products import Tile
 from rlflow_tvm.kernels.pipeline import CUDA_GRAPH
 from rlflow_tvm.kernels.precision import to_half
 from rlflow_tvm.passes import GraphState, default_rules
-from rlflow_tvm.verify import range_error
 
 op = relax.op
 

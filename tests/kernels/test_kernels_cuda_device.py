@@ -10,10 +10,11 @@ from kernel_checks import graph, random_arrays
 from tvm import relax
 
 from rlflow_tvm.cost import KernelTimer
+from rlflow_tvm.differences import range_error
 from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, zoo
 from rlflow_tvm.kernels import as_target, extract_kernels, pipeline
 from rlflow_tvm.kernels.precision import to_half
-from rlflow_tvm.verify import flatten, range_error
+from rlflow_tvm.verify import flatten
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not tvm.cuda().exist, reason="there is no GPU")]
 

@@ -11,8 +11,9 @@ from cuda_checks import HOST, TARGET, device_source, run_on_host, serialised
 from kernel_checks import module_of
 from tvm import relax
 
+from rlflow_tvm.differences import range_error
 from rlflow_tvm.kernels import pipeline
-from rlflow_tvm.verify import range_error, run_module
+from rlflow_tvm.verify import run_module
 
 op = relax.op
 Build = Callable[..., relax.Expr]

@@ -5,18 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from cuda_checks import HOST, TARGET, How, run_on_host, serialised, unscheduled
 from kernel_checks import graph, random_arrays
 from tvm import relax, tirx
 
 from rlflow_tvm.cost.metrics import kernel_buffers
 from rlflow_tvm.dataflow import Dataflow
+from rlflow_tvm.differences import range_error
 from rlflow_tvm.kernels import RULE_ATTR, extract_kernels, schedule_kernel
 from rlflow_tvm.kernels.cuda.layout import channels_last
 from rlflow_tvm.kernels.fuse import FusedCall, Fuser
 from rlflow_tvm.kernels.legalize import Legalizer
 from rlflow_tvm.kernels.precision import to_half
-from rlflow_tvm.verify import range_error
 
 op = relax.op
 
@@ -98,3 +99,18 @@ def run_kernel(func: tirx.PrimFunc, how: How) -> np.ndarray:
     given = [tvm.runtime.tensor(a.astype(dtype)) for a, (_, dtype) in zip(arrays, buffers, strict=True)]
     tvm.compile(tvm.IRModule({"main": changed}), HOST).jit()["main"](*given)
     return given[-1].numpy()
+
+
+@pytest.mark.parametrize(("width", "vectors"), [(85, False), (84, True), (4, True)])
+def test_rows_of_a_slice_are_loaded_in_vectors_where_each_begins_at_one(width: int, vectors: bool) -> None:
+    """A detector's boxes, cut from its scores: a vector is loaded from where its size divides the address, or not."""
+    mod = graph(lambda x: op.nn.relu(op.strided_slice(x, [2], [0], [4])), [(1, 25200, width)])
+    (kernel,) = extract_kernels(mod, TARGET)
+    lanes: list[int] = []
+
+    def note(loop: tirx.For) -> None:
+        if loop.kind == tirx.ForKind.VECTORIZED:
+            lanes.append(int(loop.extent))
+
+    tvm_ffi.structural_walk(schedule_kernel(kernel.func, TARGET).body, (tirx.For, note))
+    assert lanes == ([4] if vectors else [])

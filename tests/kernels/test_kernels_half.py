@@ -13,11 +13,12 @@ from kernel_checks import TARGET, module_of
 from tvm import relax, te
 from tvm.relax import op as rx
 
+from rlflow_tvm.differences import range_error
 from rlflow_tvm.errors import KernelError
 from rlflow_tvm.frontend import from_onnx, random_inputs, zoo
 from rlflow_tvm.kernels import pipeline
 from rlflow_tvm.kernels.precision import to_half
-from rlflow_tvm.verify import range_error, run_module
+from rlflow_tvm.verify import run_module
 
 
 def _run(mod: tvm.IRModule, arrays: list[np.ndarray]) -> np.ndarray:

@@ -14,6 +14,7 @@ from tvm.relax import op as rx
 
 import rlflow_tvm
 from rlflow_tvm import ir
+from rlflow_tvm.differences import range_error
 from rlflow_tvm.errors import KernelError, PlanError, RewriteError
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.frontend.corpus import CorpusGraph, corpus
@@ -25,7 +26,7 @@ from rlflow_tvm.passes.mended import OnConstants
 from rlflow_tvm.passes.operations import Operations
 from rlflow_tvm.passes.ordering import CLEANING_ORDER, PASSES, OrderedPasses, apply_pass
 from rlflow_tvm.reporting.drawing import part
-from rlflow_tvm.verify import flatten, range_error
+from rlflow_tvm.verify import flatten
 from tests.small_models import LANES, TARGET, bound, conv_chain, machine_of, module, wasteful
 
 

@@ -7,12 +7,13 @@ import pytest
 from small_models import LANES, MODELS, TARGET, module
 from tvm.relax import op as rx
 
+from rlflow_tvm.differences import TOLERANCE
 from rlflow_tvm.errors import RewriteError
 from rlflow_tvm.passes import CATALOGUE, GraphState, RewriteAction, RewriteRule, RuleSet, default_rules
 from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
 from rlflow_tvm.search import random_states
 from rlflow_tvm.search.settled import exhausted
-from rlflow_tvm.verify import TOLERANCE, Comparison
+from rlflow_tvm.verify import Comparison
 
 SEEDS = range(5)
 STEPS = 15

@@ -18,8 +18,8 @@ from small_models import conv_chain, module, wasteful
 from tvm import relax
 from tvm.relax import op as rx
 
+from rlflow_tvm.differences import TOLERANCE, range_error
 from rlflow_tvm.errors import RewriteError, UsageError
-from rlflow_tvm.verify import TOLERANCE, range_error
 
 _X = np.random.default_rng(0).standard_normal((3, 64)).astype("float32")
 

@@ -10,13 +10,14 @@ import onnx
 import pytest
 
 from rlflow_tvm import from_onnx
+from rlflow_tvm.differences import range_error
 from rlflow_tvm.frontend import onnxruntime_outputs, random_inputs, zoo
 from rlflow_tvm.frontend.net import Net
 from rlflow_tvm.passes import GraphState, default_rules
 from rlflow_tvm.passes.operations import Operations
 from rlflow_tvm.passes.rules import TERMINATING_FAMILIES
 from rlflow_tvm.search.settled import exhausted
-from rlflow_tvm.verify import Comparison, range_error, run_module
+from rlflow_tvm.verify import Comparison, run_module
 from tests.small_models import LANES, TARGET
 
 FAMILY = TERMINATING_FAMILIES["resize"]
