@@ -51,7 +51,7 @@ class FakeCostModel:
         self.closed = False
         self._costs = COSTS if costs is None else costs
         self._blocked_conv, self._fails, self._wrong_by = blocked_conv, fails, wrong_by
-        self.predicted = 0
+        self.predicted = self.revision = 0
 
     @property
     def measuring_secs(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -37,6 +38,7 @@ _LAUNCH_TRIES = 3
 _QUEUE_SECS = 1e-3
 _MOST_QUEUED = 200
 _LEAST_SHARE = 0.05  # of its time, which a kernel keeps when what launching it takes is subtracted
+_TRIES_SECS = 4.0  # for all tries of one kernel: a process is given 10 s and more, in which it builds it too
 _PAUSE_SECS = 0.2  # between two, in which whatever disturbed may end
 _IN_VAIN = 3  # kernels in a row for which all tries were disturbed: on a machine that is always busy one must do
 
@@ -90,7 +92,7 @@ class Bench:
             share = pace()
             return _summary([share * each for each in samples]), 1.0
 
-        found, slowdown = self.undisturbed(series, usual_secs)
+        found, slowdown = self.undisturbed(series, usual_secs, _TRIES_SECS)
         return {**found, "slowdown": slowdown}
 
     def _idle(self) -> float:
@@ -133,10 +135,14 @@ class Bench:
         found, slowdown = self.undisturbed(series)
         return {**found, "slowdown": slowdown}
 
-    def undisturbed(self, series: Callable[[], tuple[T, float]], usual_secs: float | None = None) -> tuple[T, float]:
+    def undisturbed(
+        self, series: Callable[[], tuple[T, float]], usual_secs: float | None = None, most_secs: float = math.inf
+    ) -> tuple[T, float]:
         """What `series` gives while nothing disturbs the machine, and the slowdown, by the reference kernel or by what
-        it says itself; after some tries in vain what it gave when least was. `usual_secs` as in `Pace`."""
+        it says itself; after some tries in vain what it gave when least was. None is begun that might go on beyond
+        `most_secs`. `usual_secs` as in `Pace`."""
         best: tuple[T, float] | None = None
+        started = time.perf_counter()
         for turn in range(1 if self._in_vain >= _IN_VAIN else self._tries):
             if turn:
                 time.sleep(_PAUSE_SECS)
@@ -147,6 +153,9 @@ class Bench:
                 best = found, slowdown
             if slowdown <= DISTURBED:
                 self._in_vain = 0
+                return best
+            spent = time.perf_counter() - started
+            if spent * (turn + 2) / (turn + 1) > most_secs:
                 return best
         self._in_vain += 1
         assert best is not None, "there is one try at least"
@@ -167,7 +176,8 @@ class Bench:
                 return float("inf")
             if finite.any():
                 a, b = a[finite], b[finite]
-                worst = max(worst, float(np.abs(a - b).max()) / max(float(np.ptp(a)), 1e-30))
+                extent = float(np.ptp(a)) if a.size > 1 else float(np.abs(a).max())  # one number has no range
+                worst = max(worst, float(np.abs(a - b).max()) / max(extent, 1e-30))
         return worst
 
     def arguments(self, func: tirx.PrimFunc) -> list[tvm.runtime.Tensor]:

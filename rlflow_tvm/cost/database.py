@@ -271,7 +271,8 @@ class KernelDatabase:
                     yield execute
                     execute("COMMIT")
                 except BaseException:
-                    execute("ROLLBACK")
+                    if self._connection.in_transaction:  # a full disk has ended it
+                        execute("ROLLBACK")
                     raise
             finally:
                 execute("DETACH other")

@@ -110,6 +110,11 @@ class CostModel:
         return self.timer.measuring_secs - self._measuring_before
 
     @property
+    def revision(self) -> int:
+        """Grows when other processes have confirmed times, or measured what failed here."""
+        return self.timer.revision
+
+    @property
     def predicted(self) -> int:
         """Predictions used in place of measurements since this object was made."""
         return self._estimator.predicted

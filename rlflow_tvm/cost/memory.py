@@ -27,18 +27,22 @@ class MemoryPlan:
         return self.held_bytes + self.storage_bytes
 
 
-def plan_memory(launches: Launches, sizes: Sequence[tuple[int, ...]]) -> MemoryPlan:
-    """What `relax.transform.StaticPlanBlockMemory` plans for a graph; `sizes` of the launches' operands, in bytes.
+def plan_memory(
+    launches: Launches, sizes: Sequence[tuple[int, ...]], dtypes: Sequence[tuple[str, ...]] | None = None
+) -> MemoryPlan:
+    """What `relax.transform.StaticPlanBlockMemory` plans for a graph; `sizes` of the launches' operands, in bytes, and
+    their element types, if they are not all of one.
 
-    A result takes the storage of a tensor that is no longer read, the one that fits best; never that of an operand of
-    its own launch.
+    A result takes the storage of a tensor of its type that is no longer read, the one that fits best; never that of an
+    operand of its own launch.
     """
+    kinds = [("",) * len(size) for size in sizes] if dtypes is None else dtypes
     last = {number: i for i, launch in enumerate(launches.launches) for number in launch.operands}
     held = launches.inputs | launches.outputs
     storages = _Storages(held | launches.weights)
     places, held_sizes = [], dict.fromkeys(held, 0)
-    for i, (launch, size) in enumerate(zip(launches.launches, sizes, strict=True)):
-        places.append(tuple(map(storages.of, launch.operands, size)))
+    for i, (launch, size, kind) in enumerate(zip(launches.launches, sizes, kinds, strict=True)):
+        places.append(tuple(map(storages.of, launch.operands, size, kind)))
         for number, own in zip(launch.operands, size, strict=True):
             if number in held:
                 held_sizes[number] = own
@@ -55,6 +59,7 @@ class _Storages:
         self._kept = kept
         self._place: dict[int, int] = {}
         self._size: dict[int, int] = {}
+        self._kind: dict[int, str] = {}
         self._free: list[int] = []
 
     @property
@@ -62,11 +67,11 @@ class _Storages:
         """Bytes of all storage that is shared."""
         return sum(self._size.values())
 
-    def of(self, number: int, size: int) -> int:
+    def of(self, number: int, size: int, kind: str) -> int:
         """The storage of a tensor, which gets one when it is first asked for."""
         place = self._place.get(number)
         if place is None:
-            place = self._place[number] = number if number in self._kept else self._take(number, size)
+            place = self._place[number] = number if number in self._kept else self._take(number, size, kind)
         return place
 
     def release(self, number: int) -> None:
@@ -74,11 +79,13 @@ class _Storages:
         if number not in self._kept:
             self._free.append(self._place[number])
 
-    def _take(self, number: int, size: int) -> int:
+    def _take(self, number: int, size: int, kind: str) -> int:
         fitting: int | None = None
         smaller: int | None = None
         least, most = _MATCH * size + 1, -(-size // _MATCH) - 1
         for place in self._free:
+            if self._kind[place] != kind:
+                continue
             own = self._size[place]
             if size <= own < least:
                 fitting, least = place, own
@@ -86,7 +93,7 @@ class _Storages:
                 smaller, most = place, own
         taken = fitting if fitting is not None else smaller
         if taken is None:
-            self._size[number] = size
+            self._size[number], self._kind[number] = size, kind
             return number
         self._free.remove(taken)
         self._size[taken] = max(size, self._size[taken])

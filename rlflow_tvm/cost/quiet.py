@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rlflow_tvm.errors import CostError
@@ -110,6 +110,8 @@ def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
+        with suppress(OSError):  # what may be read alone can be locked all the same
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         raise CostError(
             f"{path} cannot be opened ({error.strerror}): set RLFLOW_TVM_HOME to a folder that can be written"
         ) from error

@@ -61,7 +61,7 @@ class Temperatures:
     def __init__(self, target: Target) -> None:
         # on a GPU nothing is evicted when kernels are timed: its cache holds what the last kernels wrote
         self._capacity = private_bytes(target) if target.kind.name == "llvm" else None
-        self._bytes: dict[str, tuple[int, ...]] = {}
+        self._known: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {}  # by the kernel, see `_buffers`
         self._planned: tuple[Launches, MemoryPlan] | None = None  # the last one
 
     def kernels(self, launches: Launches, reach: int | None = None, *, part: bool = False) -> list[Kernel]:
@@ -100,16 +100,20 @@ class Temperatures:
 
     def _plan(self, launches: Launches) -> MemoryPlan:
         if self._planned is None or self._planned[0] is not launches:
-            self._planned = launches, plan_memory(launches, self._sizes(launches))
+            dtypes = [self._buffers(launch)[1] for launch in launches.launches]
+            self._planned = launches, plan_memory(launches, self._sizes(launches), dtypes)
         return self._planned[1]
 
     def _sizes(self, launches: Launches) -> list[tuple[int, ...]]:
-        return [self._operand_bytes(launch) for launch in launches.launches]
+        return [self._buffers(launch)[0] for launch in launches.launches]
 
-    def _operand_bytes(self, launch: Launch) -> tuple[int, ...]:
-        if launch.key not in self._bytes:
-            self._bytes[launch.key] = tuple(tensor_bytes(*buffer) for buffer in kernel_buffers(launch.func))
-        return self._bytes[launch.key]
+    def _buffers(self, launch: Launch) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Bytes and element types of the operands."""
+        if launch.key not in self._known:
+            buffers = kernel_buffers(launch.func)
+            sizes = tuple(tensor_bytes(*buffer) for buffer in buffers)
+            self._known[launch.key] = sizes, tuple(str(dtype) for _, dtype in buffers)
+        return self._known[launch.key]
 
 
 def operand_temperatures(

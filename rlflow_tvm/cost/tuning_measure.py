@@ -1,4 +1,4 @@
-"""MetaSchedule's candidates measured as all kernels are: in the timer's worker, operands out of the private caches."""
+"""MetaSchedule's candidates measured as all kernels are: in the timer's worker, operands as warm as in a graph."""
 
 from __future__ import annotations
 

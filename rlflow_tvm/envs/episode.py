@@ -195,11 +195,21 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         lost: bool = False,
     ) -> tuple[float, dict[str, Any]]:
         """The reward, and what an info tells of it. A graph beyond the limit (`lost`) counts as just the limit, as it
-        does where its kernels are counted; so does one that cannot be run as a whole where the first can."""
+        does where its kernels are counted; so does one that cannot be run as a whole where their beginning can."""
         told: dict[str, Any] = {}
 
+        def first_secs() -> float:
+            try:
+                return self.problem.end_to_end(self._first)
+            except CostError:
+                begin, cost = self._beginning
+                if self._first is begin:
+                    raise
+                # a remembered graph, known by its kernels alone
+                return self.problem.end_to_end(begin) * self._first_secs / cost.run_secs
+
         def most() -> float:
-            return self.limit * self.problem.end_to_end(self._first)
+            return self.limit * first_secs()
 
         def after_secs() -> float:
             try:
@@ -219,7 +229,7 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
                 terminated=terminated,
                 truncated=truncated,
                 start_secs=lambda: self.problem.end_to_end(self._beginning[0]),
-                first_secs=lambda: self.problem.end_to_end(self._first),
+                first_secs=first_secs,
                 after_secs=after_secs,
             )
         )

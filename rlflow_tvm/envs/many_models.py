@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,6 +12,8 @@ import gymnasium
 from rlflow_tvm.envs.episode import RewritingEnv
 from rlflow_tvm.errors import EnvError
 from rlflow_tvm.passes import GraphState, Plan
+
+log = logging.getLogger("rlflow_tvm")
 
 _CONFIRMED = 4
 """Of an episode, the graphs that are confirmed at most: the one that seems cheapest was mostly told too low."""
@@ -31,7 +34,7 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], Any]):
     of an episode holds as `episode` its cheapest graph by times that are confirmed: {"model", "run_secs", "plan",
     "step", "start_secs"}, the plan's fields as JSON, the episode's step that led to it, 0 where that is its first
     graph, and what the model's own graph costs here, as seconds of another machine are others. As `reset`'s option
-    "start" it is where an episode begins; {"model"} alone, where those of that model do.
+    "start" it is where an episode begins, if it can be priced here; {"model"} alone, where those of that model do.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own convention
@@ -78,7 +81,15 @@ class ManyModelsEnv(gymnasium.Env[dict[str, Any], Any]):
         own = {name: value for name, value in (options or {}).items() if name != "start"}
         if start is not None and "plan" in start:
             own["plan"] = Plan.of(start["plan"])
-        reset = self.current.reset(seed=seed, options=own or None)
+        try:
+            reset = self.current.reset(seed=seed, options=own or None)
+        except EnvError as error:
+            if "plan" not in own:
+                raise
+            # a kernel may fail on one machine and not on another, and a training is not to end with it
+            log.warning("an episode begins where those of %s do, not at a remembered graph: %s", self.model, error)
+            del own["plan"]
+            reset = self.current.reset(seed=seed, options=own or None)
         self._begin()
         return reset
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 import tvm
 
 from rlflow_tvm.cost import CostModel, GraphCost
-from rlflow_tvm.errors import EnvError, KernelError, RewriteError
+from rlflow_tvm.errors import CostError, EnvError, KernelError, RewriteError
 from rlflow_tvm.kernels import Kernel, vector_lanes
 from rlflow_tvm.passes import GraphState, Plan, RewriteAction, RuleSet, default_rules
 
@@ -44,7 +44,9 @@ class RewriteProblem:
         self.moves = 0
         self.stopped = False
         self.refusals: dict[tuple[int, str], str] = {}
-        self._end_to_end: dict[int, float] = {}
+        # what those lead to that are refused for a kernel, until another process has measured one that failed here
+        self._failing: dict[tuple[int, str], tuple[GraphState, int]] = {}
+        self._end_to_end: dict[int, float | CostError] = {}
         self._kept = {self.start.plan.actions: self.start}
         self._replay = lru_cache(maxsize=32)(self._replayed)
         if self.start.graph.is_empty:
@@ -52,7 +54,7 @@ class RewriteProblem:
         self._reach = cost_model.reach(self.start.graph)
         cost = self.surest_cost(self.start)
         if not math.isfinite(cost.run_secs):
-            raise EnvError(f"the module cannot be priced as it is: kernel {cost.failed[0]} fails; report it as a bug")
+            raise EnvError(f"the module cannot be priced as it is: {_failure(cost)} fails; report it as a bug")
         self.start_secs = cost.run_secs
 
     @property
@@ -74,7 +76,7 @@ class RewriteProblem:
             return cost
         once = self.cost(state)
         if math.isfinite(once.run_secs):
-            log.warning("a graph is priced by first measurements, as kernel %s", cost.failed[0])
+            log.warning("a graph is priced by first measurements, as %s", _failure(cost))
             return once
         return cost
 
@@ -96,11 +98,18 @@ class RewriteProblem:
         return self.cost_model.kernels(state.graph, self._reach)
 
     def end_to_end(self, state: GraphState) -> float:
-        """Seconds of a run of a state's module as a whole, measured once; CostError where it cannot be run."""
+        """Seconds of a run of a state's module as a whole, measured once; CostError where it cannot be run, which is
+        tried once too."""
         key = state.structural_hash
         if key not in self._end_to_end:
-            self._end_to_end[key] = self.cost_model.end_to_end(state.bound())
-        return self._end_to_end[key]
+            try:
+                self._end_to_end[key] = self.cost_model.end_to_end(state.bound())
+            except CostError as error:
+                self._end_to_end[key] = error
+        found = self._end_to_end[key]
+        if isinstance(found, CostError):
+            raise found
+        return found
 
     def successor(
         self, state: GraphState, action: RewriteAction, *, confirmed: bool = False, again: bool = False
@@ -111,10 +120,11 @@ class RewriteProblem:
         """
         self.moves += not again
         key = (state.structural_hash, str(action))
-        if key in self.refusals:
+        failing, revision = self._failing.get(key, (None, self.cost_model.revision))
+        if key in self.refusals and revision == self.cost_model.revision:
             return None
         try:
-            following = state.apply(action)
+            following = state.apply(action) if failing is None else failing
         except RewriteError as error:
             self._refuse(key, str(error))
             return None
@@ -128,10 +138,19 @@ class RewriteProblem:
             return None
         if not math.isfinite(cost.run_secs):
             if not confirmed or not math.isfinite(self.cost(following).run_secs):
-                self._refuse(key, f"kernel {cost.failed[0]}")
+                if failing is None:
+                    self._refuse(key, _failure(cost))
+                self._failing[key] = following, self.cost_model.revision
             return None  # not refused for good where a kernel failed only when it was measured again
+        if failing is not None:  # another process has measured the kernel meanwhile
+            del self._failing[key], self.refusals[key]
         return following, cost
 
     def _refuse(self, key: tuple[int, str], reason: str) -> None:
         self.refusals[key] = reason
         log.warning("move %s refused: %s", key[1], reason)
+
+
+def _failure(cost: GraphCost) -> str:
+    """What made a price infinite."""
+    return f"kernel {cost.failed[0]}" if cost.failed else "the cost model"

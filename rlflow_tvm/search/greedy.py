@@ -89,7 +89,7 @@ class _Walk:
             gain = hoped - self.run_secs
         self._gains[key] = gain
         self._fresh.add(key)
-        if following is None or following[1].confirmed:
+        if confirmed or following is None or following[1].confirmed:  # it would be asked for ever, if never confirmed
             self._confirmed.add(key)
         self._best.report()
 

@@ -40,6 +40,8 @@ def beginnings(problem: RewriteProblem) -> list[Beginning]:
                 break
             begin = _priced(problem, last.pop(), found)
             if begin is not None:
+                if begin.run_secs < min(each.run_secs for each in found.values()):
+                    problem.best = begin.state  # what is left where an error ends the search before its first step
                 found[begin.state.structural_hash] = begin
                 problem.keep(begin.state)
     ordered = sorted(found.values(), key=attrgetter("run_secs"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import tvm
 from cost_kernels import add, gather, matmul, quotient, unscheduled
@@ -228,3 +229,37 @@ def test_queued_launches_are_timed_without_what_an_idle_one_takes(place):
     assert number == 100  # a millisecond's
     assert 7 <= repeats <= 50
     assert bench.queued_secs(queue, [], place.device, 5e-6) == pytest.approx([0.05 * 4e-6] * repeats)
+
+
+def test_slow_kernels_are_not_repeated_beyond_their_time_limit(timed, monkeypatch):
+    """It would be the end of the process, and the kernel a failed one."""
+    now = [0.0]
+    monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda _secs: None))
+
+    def time(*_arguments):
+        timed.series.append(1.0)
+        now[0] += 1.9
+        return [1.0] * 7
+
+    monkeypatch.setattr(bench, "_time", time)
+    assert run(timed, *[2.0] * 6)["slowdown"] == 2.0
+    assert len(timed.series) == 2
+
+
+def test_a_number_by_itself_has_its_own_size_as_range(timed, monkeypatch):
+    """As the sum of all there is, which two schedules add up in another order."""
+    x = te.placeholder((64, 64), name="x")
+    i, j = (te.reduce_axis((0, 64)) for _ in range(2))
+    total = te.create_prim_func([x, te.compute((1,), lambda _: te.sum(x[i, j], [i, j]))])
+    monkeypatch.setattr(timed, "build", lambda func: {bench.ENTRY: Sums(1.0 if func is total else 1.0 + 1e-6)})
+    assert 1e-7 < timed.difference(total, add(4)) < 1e-5
+
+
+class Sums:
+    """A kernel that writes a number."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def __call__(self, *arguments):
+        arguments[-1].copyfrom(np.full((1,), self.number, "float32"))

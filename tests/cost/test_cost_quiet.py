@@ -195,3 +195,21 @@ def test_processes_with_one_database_measure_once_for_all(tmp_path):
     told = [process.communicate()[0].strip().split("|") for process in processes]
     assert told[0][0] == told[1][0]  # seconds to the last digit
     assert sum(int(measured) for _, measured in told) == 6
+
+
+def test_locks_that_may_only_be_read_do(tmp_path, monkeypatch):
+    """As in another user's folder: what is there is locked all the same, what is not there is told."""
+    with QuietMachine(tmp_path / "k.sqlite"):
+        pass
+    opened = os.open
+
+    def read_only(path, flags, *mode):
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise OSError(errno.EACCES, "Permission denied")
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with QuietMachine(tmp_path / "k.sqlite") as quiet_machine, quiet_machine.measuring():
+        pass
+    with pytest.raises(CostError, match="cannot be opened"):
+        QuietMachine(tmp_path / "other.sqlite")

@@ -7,8 +7,9 @@ import pytest
 import tvm
 import tvm_ffi
 from cost_kernels import add, two_layers
-from small_models import MODELS, TARGET
+from small_models import MODELS, TARGET, module
 from tvm import relax
+from tvm.relax import op as rx
 
 from rlflow_tvm.cost import CostModel, Temperatures
 from rlflow_tvm.cost.caches import Caches, LocalCaches, SentCaches, helpers
@@ -88,14 +89,26 @@ def test_the_reach_is_the_sweep_nearest_to_thrice_what_is_touched(total, digit):
     assert [megabytes(d) for d in (2, 3, 6, 8)] == [16, 32, 256, 1024]
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+def mixed():
+    """Element types that share no storage, though what is free would fit."""
+
+    def body(emit, x):
+        y = emit(rx.nn.softmax(emit(rx.nn.softmax(x))))
+        order = emit(rx.argsort(emit(rx.astype(y, "float16")), axis=1))
+        return rx.nn.softmax(emit(rx.astype(emit(rx.cumsum(order, axis=1)), "float32")))
+
+    return module({"x": (64, 64)}, {}, body)
+
+
+@pytest.mark.parametrize("name", [*sorted(MODELS), "mixed"])
 def test_storage_is_reused_as_in_tvms_plan(name):
     """As many pieces of storage, of the same sizes, as TVM's own pass allocates."""
     lowering = Lowering(TARGET)
-    mod = detach(MODELS[name]()).mod
+    mod = detach({**MODELS, "mixed": mixed}[name]()).mod
     graph = lowering.launches(mod)
-    sizes = [tuple(tensor_bytes(*buffer) for buffer in kernel_buffers(launch.func)) for launch in graph.launches]
-    plan, size = plan_memory(graph, sizes), {}
+    buffers = [kernel_buffers(launch.func) for launch in graph.launches]
+    sizes = [tuple(tensor_bytes(*buffer) for buffer in each) for each in buffers]
+    plan, size = plan_memory(graph, sizes, [tuple(dtype for _, dtype in each) for each in buffers]), {}
     for launch, places, own in zip(graph.launches, plan.places, sizes, strict=True):
         for number, place, bytes_ in zip(launch.operands, places, own, strict=True):
             if number not in graph.inputs | graph.weights | graph.outputs:

@@ -182,6 +182,20 @@ def test_a_replay_counts_from_where_its_episode_began():
     assert not truncated
 
 
+def test_where_a_remembered_graph_cannot_be_priced_the_episode_begins_at_its_model(env, monkeypatch, caplog):
+    """As on a machine on which a kernel of it fails."""
+    name = next(iter(MODELS))
+    observation, _ = env.reset(seed=0, options={"start": {"model": name}})
+    rule, location = np.argwhere(observation["location_mask"][:-1])[0]
+    env.step(np.array([rule, location]))
+    start = {"model": name, "run_secs": 1.0, "plan": json.loads(json.dumps(dataclasses.asdict(env.current.plan)))}
+    failed = dataclasses.replace(env.current.cost, run_secs=float("inf"), failed=("conv2d",))
+    monkeypatch.setattr(RewriteProblem, "surest_cost", lambda self, state: failed)
+    env.reset(seed=1, options={"start": start, "patience": 3})
+    assert (env.model, len(env.current.plan)) == (name, 0)
+    assert "not at a remembered graph: the plan's graph cannot be priced: kernel conv2d fails" in caplog.text
+
+
 def test_an_episode_begins_at_a_model_that_is_told(env):
     assert env.models == tuple(MODELS)
     for name in MODELS:

@@ -63,6 +63,19 @@ def test_refused_move_is_not_priced_again():
     assert env.problem.moves == 2
 
 
+def test_a_refused_move_is_made_once_another_process_has_measured_what_failed(caplog):
+    problem = RewriteProblem(conv_chain(), FakeCostModel(fails=is_packed_input), default_rules(LANES))
+    action = RewriteAction("block_conv", problem.start.sites["block_conv"][0])
+    for revision in (0, 0, 1):
+        problem.cost_model.revision = revision
+        assert problem.successor(problem.start, action) is None
+    assert len(problem.refusals) == caplog.text.count("refused") == 1
+    problem.cost_model._fails, problem.cost_model.revision = lambda node: False, 2
+    problem.cost_model._known.clear()
+    assert problem.successor(problem.start, action) is not None
+    assert not problem.refusals
+
+
 def test_rewrite_that_is_ill_typed_is_refused():
     wrong = RewriteRule("wrong", "none", "relu(x) => matmul(x, x)")
     mod = module({"x": (2, 3)}, {}, lambda emit, x: rx.tanh(emit(rx.nn.relu(x))))

@@ -149,6 +149,31 @@ def test_a_graph_that_cannot_be_run_as_a_whole_counts_as_the_limit(monkeypatch, 
         other.step(rule_action(other, "block_conv"))
 
 
+def test_an_episode_goes_on_from_a_graph_that_cannot_be_run_as_a_whole(monkeypatch):
+    """It was remembered for the sum of its kernels: it counts as that share of the beginning, and is tried once."""
+    env = make_env(conv_chain(), reward=EndToEndReward(every=1))
+    env.reset(seed=0)
+    first, model = env.problem.end_to_end(env.state), env.run_secs
+    env.step(rule_action(env, "block_conv"))
+    remembered = env.plan
+    tried = []
+
+    def fails(mod):
+        tried.append(mod)
+        raise CostError("it cannot be linked")
+
+    other = make_env(conv_chain(), reward=EndToEndReward(every=1))
+    other.problem.end_to_end(other.state)
+    monkeypatch.setattr(other.problem.cost_model, "end_to_end", fails)
+    for _ in range(2):
+        other.reset(seed=0, options={"plan": remembered})
+        cheaper = first * other.run_secs / model
+        _, reward, *_, info = other.step(rule_action(other, "block_conv"))
+        assert reward == pytest.approx(100 * (cheaper - other.limit * cheaper) / first)
+        assert "end_to_end_secs" not in info
+    assert len(tried) == 2, "the remembered graph and the one after it"
+
+
 def test_fork_goes_on_with_a_reward_of_its_own():
     env = make_env(conv_chain(), reward=EndToEndReward(every=1))
     env.reset(seed=0)

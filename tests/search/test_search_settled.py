@@ -298,3 +298,14 @@ def test_replays_go_on_from_the_graphs_that_are_kept(monkeypatch):
     wrong = dataclasses.replace(last.plan, actions=(*last.plan.actions, "no_rule@0#0"))
     with pytest.raises(PlanError, match=f"action {len(wrong)} of the plan cannot be repeated"):
         problem.replay(wrong)
+
+
+def test_what_a_beginning_saves_is_left_where_an_error_ends_the_search_there(monkeypatch):
+    problem = problem_of(conv_chain())
+    begin = beginnings(problem)[0]
+    assert begin.state.actions
+    again = problem_of(conv_chain())
+    monkeypatch.setattr(again, "keep", lambda state: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        beginnings(again)
+    assert again.best.structural_hash == begin.state.structural_hash
