@@ -21,7 +21,8 @@ class Archive:
     """The `size` cheapest graphs of each model, by what the environment told of whole episodes (`Episode.summary`).
 
     As in Go-Explore (Ecoffet et al. 2021): first return, then explore. `share` of the episodes begin at one of them:
-    what was hard to reach once need not be reached again. Graphs of one model that cost the same count as one. Models
+    what was hard to reach once need not be reached again. Graphs of one model that cost the same count as one, and so
+    does one that has two prices, as machines differ. Models
     of which none is kept yet have their part of those episodes too, from the beginning.
     """
 
@@ -49,10 +50,14 @@ class Archive:
             return
         found = {name: summary[name] for name in _KEPT}
         kept = self.kept.setdefault(found["model"], [])
-        if found["run_secs"] not in [each["run_secs"] for each in kept]:
-            kept.append(found)
-            kept.sort(key=lambda each: each["run_secs"])
-            del kept[self.size :]
+        same = next((each for each in kept if _are_one(each, found)), None)
+        if same is not None and same["run_secs"] <= found["run_secs"]:
+            return
+        if same is not None:
+            kept.remove(same)
+        kept.append(found)
+        kept.sort(key=lambda each: each["run_secs"])
+        del kept[self.size :]
 
     def start(self, seed: int, number: int) -> Mapping[str, Any] | None:
         """Where episode `number` begins: `reset`'s option "start", of a model of which no graph is kept its name alone;
@@ -63,3 +68,9 @@ class Archive:
         model = sorted(self.kept)[int(rng.integers(len(self.kept)))]
         graphs = self.kept[model]
         return graphs[int(rng.integers(len(graphs)))] if graphs else {"model": model}
+
+
+def _are_one(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    plans = [each["plan"] for each in (a, b)]
+    ends = {plan.get("end_hash") if isinstance(plan, Mapping) else None for plan in plans}
+    return bool(a["run_secs"] == b["run_secs"]) or (len(ends) == 1 and None not in ends)

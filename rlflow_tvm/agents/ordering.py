@@ -21,6 +21,7 @@ from sb3_contrib import TRPO, MaskablePPO
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, MlpExtractor
 from stable_baselines3.dqn.policies import DQNPolicy
@@ -223,6 +224,7 @@ def train_ordering(
         learner = chosen.learner(
             policy, env, gamma=gamma, seed=seed % 2**32, policy_kwargs=options, device="cpu", **settings
         )  # numpy's old generator, which the libraries seed, takes no more bits
+        learner.set_logger(Logger(None, []))  # its own leaves an empty folder among the temporary files each time
         ended: Ended | None = None
         try:
             learner.learn(steps, callback=_Watch(on_step, on_episode))

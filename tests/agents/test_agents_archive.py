@@ -40,6 +40,14 @@ def test_the_cheapest_of_each_model_are_kept_once_each():
     assert [each["plan"] for each in archive.kept["two"]] == ["i", "f"]
 
 
+def test_one_graph_of_two_prices_is_kept_once():
+    """As machines of a cluster differ."""
+    archive = Archive(3, 0.5)
+    for secs, end in ((5.0, 1), (4.0, 2), (4.5, 1), (4.2, 2), (3.0, 3), (4.6, 1)):
+        archive.add(told("one", secs, {"end_hash": end}))
+    assert [(each["run_secs"], each["plan"]["end_hash"]) for each in archive.kept["one"]] == [(3, 3), (4, 2), (4.5, 1)]
+
+
 def test_a_share_of_the_episodes_begins_there_the_same_ones_each_time():
     archive = Archive(3, 0.3)
     assert [archive.start(0, number) for number in range(50)] == [None] * 50

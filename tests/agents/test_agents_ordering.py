@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 
 import gymnasium
 import numpy as np
@@ -116,6 +117,14 @@ def test_the_callers_random_numbers_are_left_as_they_were(tmp_path):
     seed()
     trained(tmp_path, "ppo")
     assert drawn() == expected
+
+
+def test_nothing_is_left_among_temporary_files(tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    trained(tmp_path, "ppo")
+    assert not list(temporary.iterdir())
 
 
 def test_a_seed_may_have_more_than_32_bits(tmp_path):

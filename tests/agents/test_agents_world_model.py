@@ -311,3 +311,18 @@ def test_a_part_learns_until_it_knows_what_was_held_out_no_better(toy_sizes, epi
     assert learner.held_out_loss() == losses[learner.done] > learner.best_loss
     learner.take_best()
     assert learner.held_out_loss() == learner.best_loss
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {"remembered_share": 0.0},
+            r"controller\.remembered_share means nothing .*, or set remembered_share of",
+        ),
+        ({"steps_per_update": 64}, r"controller\.steps_per_update means nothing to a controller; leave it out$"),
+    ],
+)
+def test_settings_that_a_controller_has_no_use_for_are_refused(given, told):
+    with pytest.raises(AgentError, match=told):
+        WorldModelConfig.from_dict({"controller": given})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_type_hints
 
 from rlflow_tvm.agents.config import PPOConfig, check_settings
 from rlflow_tvm.errors import AgentError
@@ -13,6 +13,10 @@ from rlflow_tvm.errors import AgentError
 
 def _controller() -> PPOConfig:
     return PPOConfig(minibatch_size=256, learning_rate=1e-3, ent_coef=0.005, informed_share=0.5)
+
+
+ELSEWHERE = ("steps_per_update", "remembered_share", "remembered", "rounds", "threads")
+"""Of PPO's settings, those that a controller has no use for."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,10 @@ class WorldModelConfig:
         dream_horizon: steps until a dream is truncated. Dreams begin all along real episodes: they need not be long.
         dreams: at once, in an update of the controller.
         controller_updates: of PPO in dreams, in each iteration.
-        controller: PPO's settings in dreams; `hidden` is the controller's width, `rounds` means nothing. Real episodes
-            are told of places in all of them, unless `informed_share` is 0; `likeliest_every`: 0 leaves out those of
-            likeliest actions that do not judge.
+        controller: PPO's settings in dreams; `hidden` is the controller's width; those that mean nothing here
+            (`ELSEWHERE`: the world model has such settings itself, or none) keep their defaults. Real episodes are told
+            of places in all of them, unless `informed_share` is 0; `likeliest_every`: 0 leaves out those of likeliest
+            actions that do not judge.
         threads: torch's.
     """
 
@@ -113,5 +118,12 @@ class WorldModelConfig:
         """The inverse of `as_dict`, defaults for what is missing; AgentError as `check_settings`, or for
         impossible ones."""
         check_settings(WorldModelConfig, values)
-        controller = PPOConfig.from_dict({**_controller().as_dict(), **values.get("controller", {})})
+        defaults = _controller().as_dict()
+        controller = PPOConfig.from_dict({**defaults, **values.get("controller", {})})
+        idle = [name for name in ELSEWHERE if controller.as_dict()[name] != defaults[name]]
+        if idle:
+            raise AgentError(
+                f"WorldModelConfig: controller.{idle[0]} means nothing to a controller; leave it out"
+                + (f", or set {idle[0]} of the world model" if idle[0] in get_type_hints(WorldModelConfig) else "")
+            )
         return WorldModelConfig(**{**values, "controller": controller})

@@ -241,7 +241,7 @@ class _Training:
         both = scores.keys() & counts.best_scores.keys()
         ahead = sum(scores[model] - counts.best_scores[model] for model in sorted(both))
         # likeliest actions say little but what they gain: of equal controllers the later one has learnt more
-        if not counts.best_scores or (both and ahead >= 0.0):
+        if not counts.best_scores or (both and ahead >= 0.0):  # untried ones too, where no steps were left to try any
             counts.best_scores = scores
             self.best = self._agent_now()
         counts.iteration, counts.updates = counts.iteration + 1, 0
