@@ -39,13 +39,14 @@ def table(model: str, methods: dict[tuple[str, int], list[Row]], folder: Path) -
         f"Prices of {prices}.",
         "",
         "| method | steps allowed | seeds | gain | priced anew | steps until 99 % of it | 95 % of ppo's | seconds | "
-        "asked |",
-        f"|{'---|' * 9}",
+        "asked | seconds, asked |",
+        f"|{'---|' * 10}",
     ]
     most = max((steps for method, steps in methods if method == "ppo"), default=None)
     wanted = np.inf if most is None else 1 + 0.95 * (np.mean([gain(row) for row in methods["ppo", most]]) - 1)
     for (method, steps), rows in sorted(methods.items(), key=lambda item: -interval([gain(r) for r in item[1]])[0]):
-        asked = [gain(row["asked"]) for row in rows if "asked" in row]
+        asked = [row["asked"] for row in rows if "asked" in row]
+        acting = f"{np.median([each['wall_secs'] for each in asked]):.0f}" if asked else ""
         anew = gains_anew(folder, model, rows)
         missing = f" ({len(anew)} of {len(rows)})" if 0 < len(anew) < len(rows) else ""
         near = np.median([steps_to(row, 1 + 0.99 * (gain(row) - 1)) for row in rows])
@@ -54,7 +55,8 @@ def table(model: str, methods: dict[tuple[str, int], list[Row]], folder: Path) -
             f"| {method} | {steps} | {len(rows)} | {told([gain(row) for row in rows], 4)} | "
             f"{told(anew, 4) if anew else ''}{missing} | {near:.0f} | "
             f"{f'{there:.0f}' if np.isfinite(there) else 'never'} | "
-            f"{np.median([row['wall_secs'] for row in rows]):.0f} | {told(asked, 4) if asked else ''} |"
+            f"{np.median([row['wall_secs'] for row in rows]):.0f} | "
+            f"{told([gain(each) for each in asked], 4) if asked else ''} | {acting} |"
         )
     return [*lines, ""]
 
