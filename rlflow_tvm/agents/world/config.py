@@ -37,7 +37,7 @@ class WorldModelConfig:
         patience: gradient steps without a better V, or better heads of M for sites, by the episodes held out, after
             which they have learnt enough; the best ones are kept.
         memory_patience: the same of the rest of M, which is at its best after some hundred.
-        held_out: share of the random episodes that nothing is learnt from, to judge V and M by.
+        held_out: share of the episodes that nothing is learnt from, to judge V and M by; of few random ones two.
         random_share: of the real environment's steps, those of the random agent; the rest are the controller's.
         remembered_share: of the real episodes, those that begin at a remembered graph rather than at the beginning.
         remembered: graphs of each model that are remembered, the cheapest.

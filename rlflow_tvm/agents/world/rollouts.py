@@ -53,13 +53,18 @@ class Rollouts:
 
     def split(self, share: float, steps: int) -> tuple[list[Episode], list[Episode]]:
         """(`share` of the episodes; the others): by their numbers, spread evenly. Of those of the first `steps` steps
-        at least two, where there are four; of more that come later none changes sides. A single episode is both."""
+        at least two, where there are four; of more that come later none changes sides, and as those of a controller take
+        turns, an odd number lies between. A single episode is both."""
         if len(self.episodes) == 1:
             return self.episodes, self.episodes
         first = int(np.searchsorted(np.cumsum([len(episode) for episode in self.episodes]), steps)) + 1
         every = max(2, min(round(1 / share), min(first, len(self.episodes)) // 2))
-        held = [episode for number, episode in enumerate(self.episodes) if number % every == every - 1]
-        return held, [episode for number, episode in enumerate(self.episodes) if number % every != every - 1]
+        first, later = max(first, every), round(1 / share) | 1
+        parts: tuple[list[Episode], list[Episode]] = [], []
+        for number, episode in enumerate(self.episodes):
+            turn = number % every == every - 1 if number < first else (number - first) % later == later - 1
+            parts[not turn].append(episode)
+        return parts
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:06}.safetensors"
