@@ -53,8 +53,8 @@ class Rollouts:
 
     def split(self, share: float, steps: int) -> tuple[list[Episode], list[Episode]]:
         """(`share` of the episodes; the others): by their numbers, spread evenly. Of those of the first `steps` steps
-        at least two, where there are four; of more that come later none changes sides, and as those of a controller take
-        turns, an odd number lies between. A single episode is both."""
+        at least two, where there are four; of more that come later none changes sides, and an odd number lies between,
+        as a controller's take turns. A single episode is both."""
         if len(self.episodes) == 1:
             return self.episodes, self.episodes
         first = int(np.searchsorted(np.cumsum([len(episode) for episode in self.episodes]), steps)) + 1
