@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agents import parse_settings
 from rich.console import Console
 from rich.table import Table
 from tvm.target import Target
@@ -32,7 +33,7 @@ from rlflow_tvm.cost.known_times import MeasurableKernel, known_as
 from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.errors import KernelError, RlflowError
 from rlflow_tvm.rollouts import make_env
-from rlflow_tvm.search import SEARCHES, Budget, beginnings, make_search
+from rlflow_tvm.search import SEARCHES, Beginning, Budget, beginnings, make_search
 from rlflow_tvm.superoptimize import agent_search
 from rlflow_tvm.training import REWARD, beginning_name
 
@@ -83,10 +84,20 @@ def searched(problem: RewriteProblem, method: str, seed: int, steps: int) -> dic
     return {"start_secs": result.run_secs_before, "curve": [list(point) for point in result.curve]}
 
 
-def trained(problem: RewriteProblem, method: str, seed: int, steps: int, horizon: int) -> dict[str, Any]:
-    """An agent's training, and what it finds when it is asked."""
+def trained(
+    problem: RewriteProblem,
+    method: str,
+    seed: int,
+    steps: int,
+    horizon: int,
+    *,
+    from_model: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """An agent's training, and what it finds when it is asked. `from_model`: episodes begin at the model's graph though
+    one in which families of rules are settled is cheaper."""
     kind, curve, taken = agent_kind(method), [(0, problem.start_secs)], 0
-    begin = beginnings(problem)[0]
+    begin = Beginning(problem.start_secs, problem.start) if from_model else beginnings(problem)[0]
     curve.append((0, begin.run_secs))
     env = make_env({"model": problem}, horizon, REWARD, kind.environment, {"model": begin.state.plan})
 
@@ -97,10 +108,13 @@ def trained(problem: RewriteProblem, method: str, seed: int, steps: int, horizon
                 curve.append((taken + step, secs))
         taken += len(episode)
 
-    metadata = {"rules": list(env.current.rule_names), "horizon": horizon, "begins": {"model": beginning_name(begin)}}
+    metadata = {"rules": list(env.current.rule_names), "horizon": horizon}
+    if not from_model:
+        metadata["begins"] = {"model": beginning_name(begin)}
+    config = kind.config(settings)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "agent"
-        result = kind.train(env, kind.config(), steps, seed, out, on_episode=on_episode, metadata=metadata)
+        result = kind.train(env, config, steps, seed, out, on_episode=on_episode, metadata=metadata)
         asked = agent_search(result.checkpoint, seed, Budget(EPISODES * horizon)).run(problem)
     return {
         "start_secs": problem.start_secs,
@@ -135,6 +149,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000, help="environment steps of each run")
     parser.add_argument("--horizon", type=int, default=60, help="steps of an agent's episode")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--from-model", action="store_true", help="agents begin at the model, as in RLFlow")
+    parser.add_argument("--settings", type=parse_settings, default={}, help="as of scripts/agents.py")
     parser.add_argument("--out", type=Path, help="JSON file")
     options = parser.parse_args()
     if not options.database.exists():
@@ -150,7 +166,15 @@ def main() -> None:
                         row = (
                             searched(problem, method, seed, options.steps)
                             if method in SEARCHES
-                            else trained(problem, method, seed, options.steps, options.horizon)
+                            else trained(
+                                problem,
+                                method,
+                                seed,
+                                options.steps,
+                                options.horizon,
+                                from_model=options.from_model,
+                                settings=options.settings.get(method),
+                            )
                         )
                         rows.append({"model": model, "method": method, "seed": seed, **row})
                         write_json(options.out, rows)

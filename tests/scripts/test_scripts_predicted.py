@@ -22,6 +22,7 @@ from rlflow_tvm.envs import RewriteProblem
 from rlflow_tvm.frontend import from_onnx
 from rlflow_tvm.kernels import Kernel
 from rlflow_tvm.passes import RewriteAction
+from rlflow_tvm.search import beginnings
 
 
 class Made(KernelTimer):
@@ -113,6 +114,18 @@ def test_runs_tell_gains_by_steps_the_same_each_time(network, database):
         assert 1.0 <= gain(row, 0) <= gain(row, 30) <= gain(row, 60)
     assert gain(rows[0], 0) == 1.0 < gain(rows[1], 60)
     assert rows[1]["asked"]["curve"][0][1] == rows[1]["start_secs"]
+
+
+def test_an_agent_may_begin_at_the_model_with_settings_of_its_own(network, database):
+    with KernelDatabase(database) as opened, PredictedTimer(TARGET, opened) as timer:
+        problem = RewriteProblem(from_onnx(network), CostModel(TARGET, timer=timer))
+        begun = beginnings(problem)[0]
+        rows = [
+            trained(problem, "ppo", 0, 30, 10, from_model=each, settings={"steps_per_update": 30, "hidden": 8})
+            for each in (False, True)
+        ]
+    assert [gain(row, 0) for row in rows] == [problem.start_secs / begun.run_secs, 1.0]
+    assert begun.state.actions
 
 
 def test_the_script_writes_what_it_shows(network, database, tmp_path, monkeypatch, capsys):
