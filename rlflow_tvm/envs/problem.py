@@ -46,7 +46,7 @@ class RewriteProblem:
         self.refusals: dict[tuple[int, str], str] = {}
         # what those lead to that are refused for a kernel, until another process has measured one that failed here
         self._failing: dict[tuple[int, str], tuple[GraphState, int]] = {}
-        self._end_to_end: dict[int, float | CostError] = {}
+        self._end_to_end: dict[int, float | str] = {}  # seconds, or why there are none
         self._kept = {self.start.plan.actions: self.start}
         self._replay = lru_cache(maxsize=32)(self._replayed)
         if self.start.graph.is_empty:
@@ -105,10 +105,10 @@ class RewriteProblem:
             try:
                 self._end_to_end[key] = self.cost_model.end_to_end(state.bound())
             except CostError as error:
-                self._end_to_end[key] = error
+                self._end_to_end[key] = str(error)
         found = self._end_to_end[key]
-        if isinstance(found, CostError):
-            raise found
+        if isinstance(found, str):
+            raise CostError(found)
         return found
 
     def successor(
