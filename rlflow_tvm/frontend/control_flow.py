@@ -40,7 +40,8 @@ def _branch(graph: Graph, node: onnx.NodeProto) -> _Spliced | None:
     condition = graph.constants.get(node.input[0])
     if condition is None or condition.size != 1:
         return None
-    return _spliced(graph, node, attributes(node)["then_branch" if condition.item() else "else_branch"], {})
+    branch = attributes(node)["then_branch" if condition.item() else "else_branch"]
+    return _spliced(graph, node, branch, _weights(graph, branch))
 
 
 def _iterations(graph: Graph, node: onnx.NodeProto) -> _Spliced | None:
@@ -69,10 +70,10 @@ def _iterations(graph: Graph, node: onnx.NodeProto) -> _Spliced | None:
             f"{_MOST_NODES} are refused, export the model with a shorter loop"
         )
     nodes: list[onnx.NodeProto] = []
-    true = _constant(graph, f"{node.name}.true", np.array(True))
+    true, weights = _constant(graph, f"{node.name}.true", np.array(True)), _weights(graph, body)
     for i in range(times):
         given = [_constant(graph, f"{node.name}.{i}", np.array(i, np.int64)), true, *state]
-        names = dict(zip((parameter.name for parameter in body.input), given, strict=True))
+        names = dict(zip((parameter.name for parameter in body.input), given, strict=True)) | weights
         made, (_, *results) = _spliced(graph, node, body, names)
         nodes += made
         for row, result in zip(rows, results[len(state) :], strict=True):
@@ -100,12 +101,9 @@ def _goes_on(graph: Graph, body: onnx.GraphProto) -> bool:
 
 
 def _spliced(graph: Graph, node: onnx.NodeProto, body: onnx.GraphProto, given: Mapping[str, str]) -> _Spliced:
-    """A branch or body of `node`, under names that nothing else has; `given`: what its inputs are called outside."""
-    if body.sparse_initializer:
-        raise FrontendError(f"{graph.label}: sparse weights are not supported: store them as dense tensors")
-    names = dict(given)
-    names |= {t.name: _constant(graph, t.name, array_of(t, graph.label)) for t in body.initializer}
-    nodes = []
+    """A branch or body of `node`, under names that nothing else has; `given`: what its inputs and weights are called
+    outside."""
+    names, nodes = dict(given), []
     for i, inner in enumerate(body.node):
         names |= {name: graph.fresh_name(name) for name in inner.output if name}
         copy = onnx.NodeProto.FromString(inner.SerializeToString())
@@ -114,6 +112,13 @@ def _spliced(graph: Graph, node: onnx.NodeProto, body: onnx.GraphProto, given: M
         copy.output[:] = [names.get(name, "") for name in inner.output]
         nodes.append(copy)
     return nodes, [names.get(output.name, output.name) for output in body.output]
+
+
+def _weights(graph: Graph, body: onnx.GraphProto) -> dict[str, str]:
+    """What a branch's or body's weights are called outside: once, however often it is spliced in."""
+    if body.sparse_initializer:
+        raise FrontendError(f"{graph.label}: sparse weights are not supported: store them as dense tensors")
+    return {t.name: _constant(graph, t.name, array_of(t, graph.label)) for t in body.initializer}
 
 
 def _constant(graph: Graph, stem: str, array: np.ndarray) -> str:

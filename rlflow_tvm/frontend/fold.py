@@ -30,11 +30,13 @@ _OLDEST_KNOWN = {"DequantizeLinear": 19}
 """The operator set from which on ONNX's reference knows an operator, whose earlier forms mean the same."""
 
 _MISREAD = {
-    **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), 13),
+    **dict.fromkeys(("Hardmax", "Softmax"), 13),
     "BatchNormalization": 14,
     **dict.fromkeys(("AveragePool", "ConvTranspose", "GridSample", "GroupNormalization"), math.inf),
     **dict.fromkeys(("GRU", "LRN", "LSTM", "LpNormalization", "LpPool", "MaxPool", "RNN"), math.inf),
     **dict.fromkeys(("OneHot", "ReduceLogSumExp"), math.inf),  # of infinities
+    "LogSoftmax": math.inf,  # the logarithm of a softmax, which is 0 a hundred below the largest
+    "DynamicQuantizeLinear": math.inf,  # of zeros: ONNX Runtime's scale of them is 1
 }
 """The operator set below which ONNX's reference (1.23) gives an operator other values than the standard does, or
 refuses what that allows: TVM computes it."""

@@ -11,6 +11,7 @@ from small_weights import drawn
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend import from_onnx, onnxruntime_outputs
 from rlflow_tvm.frontend.clean import clean
+from rlflow_tvm.ir import detach
 
 node = helper.make_node
 
@@ -178,3 +179,28 @@ def test_branches_of_old_operator_sets_are_not_converted(make_model) -> None:
     model = make_model([node("If", ["c"], ["y"], name="it", **branch)], {"x": (3,)}, ["y"], {"c": np.array(False)}, 10)
     with pytest.raises(FrontendError, match=r"node 'it' \(If\) holds a graph of operator set 10, which is not conv"):
         from_onnx(model)
+
+
+def test_a_loops_weights_are_there_once(make_model, run) -> None:
+    """Not once for each time that it goes round."""
+    body = helper.make_graph(
+        [node("MatMul", ["h", "w"], ["p"]), node("Tanh", ["p"], ["t"]), node("Identity", ["c"], ["d"])],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, ()),
+            helper.make_tensor_value_info("c", TensorProto.BOOL, ()),
+            helper.make_tensor_value_info("h", TensorProto.FLOAT, (2, 40)),
+        ],
+        [
+            helper.make_tensor_value_info("d", TensorProto.BOOL, ()),
+            helper.make_tensor_value_info("t", TensorProto.FLOAT, (2, 40)),
+        ],
+        [numpy_helper.from_array(drawn(40, 40), "w")],
+    )
+    weights = {"times": np.array(5), "on": np.array(True)}
+    model = make_model([node("Loop", ["times", "on", "x"], ["y"], body=body)], {"x": (2, 40)}, ["y"], weights)
+    mod = from_onnx(model)
+    assert len(detach(mod).weights) == 1
+    x = {"x": drawn(2, 40)}
+    (found,), (expected,) = run(mod, x, ours=True), onnxruntime_outputs(model, x)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -79,6 +79,8 @@ _OF_EXTREMES = {
         node("ReduceLogSumExp", ["w", "a"], ["c"]),
         {"w": np.array([[-np.inf, -np.inf], [0, 1]], np.float32), "a": np.array([1])},
     ),
+    "log-softmax": (node("LogSoftmax", ["w"], ["c"], axis=-1), {"w": np.array([[0, -200], [-1e4, 3]], np.float32)}),
+    "quantised-zeros": (node("DynamicQuantizeLinear", ["w"], ["q", "c", "z"]), {"w": np.zeros(4, np.float32)}),
     "quantised": (node("QuantizeLinear", ["w", "s", "z"], ["q"]), {"w": _LARGE, "s": np.float32(1), "z": np.int8(-5)}),
     "unique": (node("Unique", ["w"], ["c"], sorted=0), {"w": np.array([3, 1, 2, 1, 3, 0], np.float32)}),
     "unique-rows": (
@@ -91,7 +93,7 @@ _OF_EXTREMES = {
 @pytest.mark.parametrize("name", sorted(_OF_EXTREMES))
 def test_extremes_of_constants(name: str, make_model, run) -> None:
     of_constants, weights = _OF_EXTREMES[name]
-    casts = [node("Cast", ["q"], ["c"], to=1)] if "q" in of_constants.output else []
+    casts = [node("Cast", ["q"], ["c"], to=1)] if "c" not in of_constants.output else []
     model = make_model([of_constants, *casts, node("Add", ["x", "c"], ["y"])], {"x": (1,)}, ["y"], weights)
     x = {"x": np.zeros(1, np.float32)}
     (found,), (expected,) = run(from_onnx(model), x, ours=True), onnxruntime_outputs(model, x)
