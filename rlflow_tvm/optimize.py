@@ -195,7 +195,9 @@ class _Saving:
     place from before is kept, as a search may find less than a former one did."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path, self._former = path, None if path is None else _plan_in(path)
+        from rlflow_tvm.superoptimize import plan_in
+
+        self._path, self._former = path, None if path is None else plan_in(path)
 
     def __call__(self, plan: Plan) -> Path | None:
         """Where the plan is."""
@@ -207,18 +209,6 @@ class _Saving:
         if former is not None and former.actions != plan.actions and (kept := keep_plan(former, "former")) is not None:
             log.warning("the plan that %s held is kept in %s", self._path, kept)
         return save_plan(plan, self._path)
-
-
-def _plan_in(path: Path) -> Plan | None:
-    """None where there is no file, nothing in it that could be lost, or something else."""
-    from rlflow_tvm.errors import PlanError
-    from rlflow_tvm.passes import Plan
-
-    try:
-        plan = Plan.load(path)
-    except PlanError:
-        return None
-    return plan if plan.actions else None
 
 
 @contextmanager

@@ -133,14 +133,26 @@ def save_plan(plan: Plan, path: Path) -> Path:
 
 def keep_plan(plan: Plan, name: str = "last") -> Path | None:
     """Where a plan is kept that nobody asked for: beside the database, if it can be (the log is told), as what comes
-    after a search may fail. `name`: what the file there begins with."""
+    after a search may fail. `name`: what the file there begins with. What a former search left as the last is kept as
+    the former one: this one may have found less."""
     path = default_path().with_name(f"{name}.{plan.start_hash:016x}.plan.json")
     try:
+        if name == "last" and plan.actions and (former := plan_in(path)) is not None and former.actions != plan.actions:
+            former.save(path.with_name(path.name.replace(name, "former", 1)))
         plan.save(path)
     except PlanError as error:
         log.warning("%s", error)
         return None
     return path
+
+
+def plan_in(path: Path) -> Plan | None:
+    """The plan in a file; None where there is none, nothing in it that could be lost, or something else."""
+    try:
+        plan = Plan.load(path)
+    except PlanError:
+        return None
+    return plan if plan.actions else None
 
 
 def keep_given_up(plan: Plan) -> None:

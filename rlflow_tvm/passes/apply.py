@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import isfinite
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import tvm_ffi
 from tvm import relax
@@ -67,14 +67,15 @@ def _equal(a: Node, b: Node) -> bool:
 
 
 def _constant(value: float, dtype: str) -> relax.Expr:
-    """OverflowError for a number that the element type does not hold: another would be infinite, zero or cut off."""
+    """OverflowError for a number that the element type does not hold: another would be infinite, zero or cut off, or as
+    halves are below 6e-5 off by more than rounding elsewhere."""
     whole = "int" in dtype or dtype == "bool"
     with np.errstate(over="ignore", under="ignore"):
         constant = relax.const(int(value) if whole else float(value), dtype)
     held = constant.value.numpy()
     if whole and int(held) != value:
         raise OverflowError(f"{value} is no {dtype}")
-    if not whole and (not isfinite(float(held)) or (float(held) != 0) != (value != 0)):
+    if not whole and not abs(float(held) - value) <= float(ml_dtypes.finfo(held.dtype).eps) * abs(value):
         raise OverflowError(f"{value} is no {dtype}")
     return constant
 

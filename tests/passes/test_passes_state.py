@@ -231,9 +231,12 @@ def test_right_side_that_is_ill_typed_is_refused(right):
         first(state, "wrong")
 
 
-@pytest.mark.parametrize(("number", "dtype"), [(1e-5, "float16"), (float("inf"), "float32"), (float("nan"), "float32")])
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [(1e-5, "float16"), (50000.0, "float16"), (float("inf"), "float32"), (float("nan"), "float32")],
+)
 def test_right_side_whose_number_is_none_is_refused(number, dtype):
-    """The inverse of 1e-5 is more than a float16 holds."""
+    """The inverse of 1e-5 is more than a float16 holds, that of 50000 one of which it has lost the last bits."""
     mod = module({"x": (3,)}, {}, lambda emit, x: rx.divide(x, relax.const(number, dtype)), dtype)
     state = start(mod, catalogue_rule("divide_by_number"))
     with pytest.raises(RewriteError, match=r"cannot be (computed|evaluated)"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -276,6 +277,24 @@ def test_what_a_plan_file_held_is_kept(
         assert Plan.load(plan) != found.plan
     assert Plan.load(former) == found.plan
     assert caplog.text.count(f"the plan that {plan} held is kept in {former}") == 1
+
+
+def test_what_a_search_without_a_file_left_last_is_kept(found: SearchResult) -> None:
+    """Of the next one that finds something, which may be less."""
+    last, former = (
+        default_path().with_name(f"{name}.{found.plan.start_hash:016x}.plan.json") for name in ("last", "former")
+    )
+    for each in (last, former):
+        each.unlink(missing_ok=True)
+    short = dataclasses.replace(found.plan, actions=found.plan.actions[:1])
+    assert len(found.plan) > 1
+    superoptimize.keep_plan(found.plan)
+    superoptimize.keep_plan(found.plan)
+    assert not former.exists()
+    superoptimize.keep_plan(short)
+    superoptimize.keep_plan(dataclasses.replace(short, actions=()))
+    assert Plan.load(former) == found.plan
+    assert not Plan.load(last).actions
 
 
 def test_a_plan_lies_beside_the_database_while_its_outputs_are_compared(found: SearchResult) -> None:
