@@ -156,7 +156,7 @@ def test_launch_overhead(target):
 @pytest.mark.parametrize("how", ["alone", "in a graph", "for once"])
 def test_times_are_reckoned_to_the_usual_speed(target, how):
     """Where the reference kernel took a second when the database was begun, and where a hundred-thousandth."""
-    kernels, found = [FakeKernel(add(256, 256), f"k{number}") for number in range(3)], []
+    kernels, found = [FakeKernel(add(256, 256), f"k{number}") for number in range(5)], []
     for usual_secs in (1.0, 1e-5):
         with KernelDatabase(":memory:") as database, KernelTimer(target, database, schedule=SCHEDULE) as timer:
             usual = Measurement(run_secs=usual_secs, repeats=7)
@@ -168,7 +168,7 @@ def test_times_are_reckoned_to_the_usual_speed(target, how):
                     times.append(timer.time(kernel.func))
                 else:
                     times += timer.measure([kernel], None, (lambda s=steps: s) if how == "in a graph" else None)
-            found.append(sorted(times, key=lambda each: each.run_secs)[1])  # one may be disturbed by what else runs
+            found.append(sorted(times, key=lambda each: each.run_secs)[2])  # two may be disturbed by what else runs
             assert database.get(REFERENCE_KEY, timer.target_key, ONCE_VERSION) == usual
     slow, fast = (each.run_secs for each in found)
     # 2.8, but for what the machine does meanwhile: twice as slow, and twice as fast, is the most
