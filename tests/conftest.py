@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from rlflow_tvm.cost import bench, end_to_end, learned, timer
+from rlflow_tvm.cost import bench, end_to_end, graph_timer, learned
 from rlflow_tvm.cost.calibration import PATIENCE
 from rlflow_tvm.frontend.net import Net
 
@@ -64,7 +64,7 @@ def no_pause() -> Iterator[None]:
     """Beside other tests no moment is calm: nobody waits for one, here or in the processes that tests start."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(PATIENCE, "0")
-        for module in (bench, timer):
+        for module in (bench, graph_timer):
             patch.setattr(module, "_PAUSE_SECS", 0.0)
         yield
 

@@ -27,7 +27,7 @@ from rlflow_tvm.kernels import tir_pipeline
 ENTRY = "kernel"
 # Runs are repeated until they have taken this long, preparing the caches included, within these bounds. The median of
 # five cold runs of a small kernel varies by a few per cent, that of fifty hardly; slow kernels vary less.
-_BUDGET_SECS = 0.3
+_BUDGET_SECS = 0.2
 _MIN_REPEATS = 7
 _MAX_REPEATS = 50
 _SLOW_SECS = 0.4
@@ -36,6 +36,7 @@ _VERY_SLOW_SECS = 2.0
 _LAUNCH_TRIES = 3
 # On a GPU: as many launches behind each other as take this long, so that none waits for this process.
 _QUEUE_SECS = 1e-3
+_QUEUES_SECS = 0.1  # for all of them
 _MOST_QUEUED = 200
 _LEAST_SHARE = 0.05  # of its time, which a kernel keeps when what launching it takes is subtracted
 _TRIES_SECS = 4.0  # for all tries of one kernel: a process is given 10 s and more, in which it builds it too
@@ -192,7 +193,7 @@ def _time(
 ) -> list[float]:
     """Seconds of each timed run: one call a run, `prepare` (a global function) called before each.
 
-    Each evaluator makes one run before it starts to time (lazy loading, waking the thread pool).
+    Each evaluator makes one run before it starts to time (lazy loading, waking the thread pool), unprepared.
     """
 
     def evaluator(repeats: int) -> Callable[..., Any]:
@@ -201,13 +202,13 @@ def _time(
     once = evaluator(1)  # LLVM generates the code here
     started = time.perf_counter()
     samples = list(once(*arguments).results)
-    wall = (time.perf_counter() - started) / 2
+    wall = time.perf_counter() - started - samples[0]  # what is left is a run and what comes before it
     if wall > _VERY_SLOW_SECS:
         return samples
     if wall > _SLOW_SECS:
         return samples + list(evaluator(_SLOW_REPEATS)(*arguments).results)
     repeats = min(max(int(_BUDGET_SECS / wall), _MIN_REPEATS), _MAX_REPEATS)
-    return list(evaluator(repeats)(*arguments).results)
+    return samples + list(evaluator(repeats - 1)(*arguments).results)
 
 
 def queued_secs(
@@ -225,7 +226,7 @@ def queued_secs(
 
     (once,) = samples(1, 1)
     number = min(max(round(_QUEUE_SECS / once), 1), _MOST_QUEUED)
-    repeats = min(max(round(_BUDGET_SECS / 3 / (number * once)), _MIN_REPEATS), _MAX_REPEATS)
+    repeats = min(max(round(_QUEUES_SECS / (number * once)), _MIN_REPEATS), _MAX_REPEATS)
     return [max(secs - idle, _LEAST_SHARE * secs) for secs in samples(number, repeats)]
 
 

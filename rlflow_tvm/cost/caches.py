@@ -78,6 +78,13 @@ class LocalCaches:
     def set(self, cold: str) -> None:
         """As in `Caches`."""
         self._cold = cold or _UNKNOWN
+        if not self.name:
+            return
+        # what is swept is made now, so that no timed run has to wait for it
+        if (far := max(map(int, self._cold))) > 1:
+            self._other(far)
+        if "1" in self._cold:
+            self._other(self._recent)
 
     def _prepare(self, *operands: tvm.runtime.Tensor) -> None:
         cold = self._cold.ljust(len(operands), self._cold[-1])[: len(operands)]
@@ -92,10 +99,14 @@ class LocalCaches:
                 self._sweep(self._recent)
 
     def _sweep(self, digit: int) -> None:
+        self._read(self._other(digit), self._sums)
+
+    def _other(self, digit: int) -> tvm.runtime.Tensor:
+        """What a sweep reads."""
         if digit not in self._others:
             rows = (megabytes(digit) << 20) // (4 * _VECTOR * self._parts)
             self._others[digit] = tvm.runtime.tensor(np.zeros((self._parts, rows, _VECTOR), "int32"))
-        self._read(self._others[digit], self._sums)
+        return self._others[digit]
 
     def _touch(self, operand: tvm.runtime.Tensor) -> None:
         rows = tensor_bytes(tuple(operand.shape), str(operand.dtype)) // (4 * _VECTOR * _PARTS)

@@ -31,8 +31,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
@@ -46,7 +48,8 @@ CALM = 0.025
 """The unrest up to which a rehearsal is taken as it is: in calm hours it is a hundredth, seldom two."""
 PATIENCE = "RLFLOW_TVM_PATIENCE"
 """The environment's variable that says how often what was measured in an uneasy moment is tried again; 2 by default."""
-_IN_VAIN = 3  # rehearsals in a row: on a machine that is never calm one try must do
+_LATELY, _FEW = 9, 3  # rehearsals whose median unrest is the usual one, and how many of them tell one
+_BEYOND = 1.5  # times the usual unrest: what is no more is taken as it is
 _LEAST_SHARE = 0.25  # of a rehearsal's time: the fewer launches tell the moment, the more of their own noise is in it
 _USUAL = 0.04  # deviation of a logarithm from the line: kernels that are further off count as if they were so far off
 _ROUNDS = 10
@@ -123,25 +126,34 @@ def most_tries() -> int:
 
 
 class Patience:
-    """How often a rehearsal is tried until its moment is calm: where tries were in vain again and again, once."""
+    """How calm a moment has to be for a rehearsal to be taken as it is: calm, or not much less so than usual here. On a
+    machine that is never calm other moments are no better, and tries would be in vain."""
 
     def __init__(self) -> None:
-        self._tries, self._in_vain, self._told = most_tries(), 0, False
+        self.tries = most_tries()
+        """Of a rehearsal, at most."""
+        self._seen: deque[float] = deque(maxlen=_LATELY)
+        self._told = False
 
     @property
-    def tries(self) -> int:
-        """Of the next rehearsal, at most."""
-        return 1 if self._in_vain >= _IN_VAIN else self._tries
+    def enough(self) -> float:
+        """The unrest up to which a rehearsal is taken as it is."""
+        return max(CALM, _BEYOND * self._usual)
+
+    @property
+    def _usual(self) -> float:
+        return median(self._seen) if len(self._seen) >= _FEW else 0.0
 
     def note(self, unrest: float) -> None:
-        """What the calmest try was like."""
-        self._in_vain = self._in_vain + 1 if unrest > CALM else 0
-        if self._in_vain >= _IN_VAIN and not self._told:
+        """What a rehearsal's calmest try was like; nought, where too little was known to tell, does not count."""
+        if unrest > 0.0:
+            self._seen.append(unrest)
+        if self._usual > CALM and not self._told:
             self._told = True
             log.warning(
                 "kernels take times that differ by %.0f %% from one moment to the next, as something else uses this "
                 "machine: gains of no more than that may be none; search again when it is quiet",
-                100 * unrest,
+                100 * self._usual,
             )
 
 

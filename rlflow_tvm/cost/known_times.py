@@ -2,7 +2,7 @@
 
 A kernel's first time serves to look at many graphs. Whoever takes the cheapest of them has it measured again, and the
 second time stands from then on (`Measurement.confirmed`): of many that were measured once, the cheapest is one of which
-the clock was kind.
+the clock was kind. A first time by which nobody can have chosen, as it is asked for with that question, stands at once.
 """
 
 from __future__ import annotations
@@ -83,15 +83,18 @@ class KnownTimes:
                 self._known[name, version] = stored
                 self.revision += 1
 
-    def learn(self, name: str, version: str, measurement: Measurement, *, keep: bool = True) -> bool:
+    def learn(
+        self, name: str, version: str, measurement: Measurement, *, keep: bool = True, stands: bool = False
+    ) -> bool:
         """A measurement that was made now: the first, or the second, which stands from then on if it did not fail; the
         first, where the second was disturbed and that was not.
 
-        `keep`: for other processes too; where one of them has stored a better one meanwhile, that one counts. Says
-        whether it was the first.
+        `keep`: for other processes too; where one of them has stored a better one meanwhile, that one counts. `stands`:
+        so does the first, if nothing disturbed it. Says whether it was the first.
         """
         before = self._known.get((name, version))
         if before is None:
+            measurement = replace(measurement, confirmed=stands and measurement.ok and not measurement.disturbed)
             self._known[name, version] = self.store(name, version, measurement) if keep else measurement
         elif before.single and measurement.ok:
             better = before if measurement.disturbed and not before.disturbed else measurement

@@ -22,7 +22,7 @@ class Measurement:
     `repeats` is the number of timed runs, `spread` their interquartile range divided by the median. `slowdown`: how
     much longer than usual a reference kernel took beside them (beside a launch or the reference kernel itself: than at
     its best), or how much longer than they had a processor they took, if that is more; None where nothing is known, as
-    on a GPU. `confirmed`: the seconds are a second measurement's, made without regard to what the first said (see
+    on a GPU. `confirmed`: the seconds are those of a measurement that nobody chose by, mostly a second one (see
     `known_times`).
     ValueError when the fields contradict one another.
     """

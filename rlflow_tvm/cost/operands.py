@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import numpy as np
@@ -20,7 +21,8 @@ def plain_array(shape: tuple[int, ...], dtype: str, scale: float = 1.0) -> np.nd
     numpy_dtype = np.dtype(_registered(dtype))
     if not dtype.startswith(("float", "bfloat")):
         return np.zeros(shape, numpy_dtype)
-    return np.resize(_noise() * np.float32(scale), shape).astype(numpy_dtype, copy=False)
+    block = _noise()[: math.prod(shape)]
+    return np.resize(block if scale == 1.0 else block * np.float32(scale), shape).astype(numpy_dtype, copy=False)
 
 
 def plain_ones(shape: tuple[int, ...], dtype: str) -> np.ndarray:

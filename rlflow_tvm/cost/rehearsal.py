@@ -25,15 +25,17 @@ from rlflow_tvm.cost.operands import plain_array, plain_ones
 Buffer = tuple[tuple[int, ...], str]
 Call = tuple[tvm_ffi.Function, list[tvm.runtime.Tensor]]
 # Each placement is storage of its own: a kernel's time varies by some per cent with where its operands happen to lie.
-_BUDGET_SECS = 1.0
+_BUDGET_SECS = 0.6
+_SECOND_SECS = 1.0  # a second placement is begun until then: one alone says nothing of what its place does
 _MOST_PLACEMENTS = 8
-_RUNS_SECS = 0.6  # of a placement, its untimed runs apart
-_LEAST_RUNS, _MOST_RUNS = 2, 8
+_RUNS_SECS = 0.3  # of a placement, its untimed runs apart
+_LEAST_RUNS, _MOST_RUNS = 3, 4
 _SLOW_SECS = 0.2  # one untimed run of a graph that takes so long does, else two
 _SHORT_SECS = 5e-3  # a graph that takes less may live in private caches, which the reference kernel sweeps
 _CALLS = 2000
 _WAITED = 1.03  # times what this thread had of a processor a run may take, and so many seconds more, for reading clocks
 _CLOCKS_SECS = 1e-4
+_EQUAL = 1.0 + 1e-6  # times what one run waited: as much
 _LEAST_SHARE = 0.2  # of its time, which a launch keeps when what calling it takes is subtracted
 _ABOUT_ONE = 0x3F803F80  # as bits of float32; each half is 1 in bfloat16 and 1.9 in float16, two of it 0.008 in float64
 
@@ -85,13 +87,13 @@ def rehearse(
     runs: list[_Run] = []
     started = time.perf_counter()
     for placement in range(_MOST_PLACEMENTS):
-        if placement and time.perf_counter() - started > _BUDGET_SECS:
+        if placement and time.perf_counter() - started > (_SECOND_SECS if placement == 1 else _BUDGET_SECS):
             break
         runs += _runs(_placed(parts, device), pace)
     waited = median(run.waited for run in runs)
     samples: list[list[float]] = [[] for _ in parts]
     for run in runs:
-        if run.waited <= max(waited, _WAITED):
+        if run.waited <= max(_EQUAL * waited, _WAITED):
             for own, each in zip(samples, run.secs, strict=True):
                 own.append(run.pace * max(each - called_secs, _LEAST_SHARE * each))
     return samples, waited

@@ -15,6 +15,7 @@ from rlflow_tvm.cost.operands import divisors
 from rlflow_tvm.cost.rehearsal import Part, call_secs, rehearse, summary
 
 _MOST_KERNELS = 1024  # or those of two graphs like the last
+_TRIES_SECS = 2.0  # for all tries of a graph: the timer has others made, of other moments
 
 
 class Stage:
@@ -72,5 +73,5 @@ class Stage:
             samples, waited = rehearse(parts, self._bench.device, called, pace)
             return {name: summary([samples[i] for i in own]) for name, own in wanted.items()}, waited
 
-        times, slowdown = self._bench.undisturbed(series, usual_secs)
+        times, slowdown = self._bench.undisturbed(series, usual_secs, _TRIES_SECS)
         return {name: {**fields, "slowdown": slowdown} for name, fields in times.items()}

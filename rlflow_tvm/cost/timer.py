@@ -10,21 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from typing import Self, TypeVar
+from typing import Self
 
 import tvm
 from tvm import tirx
 
-from rlflow_tvm.cost.calibration import CALM, Moment, Patience, Told
 from rlflow_tvm.cost.database import KernelDatabase
 from rlflow_tvm.cost.description import Descriptions
+from rlflow_tvm.cost.graph_timer import TRIES, GraphTimer, Progress
 from rlflow_tvm.cost.kernel_worker import DEFAULT_SCHEDULE, Answer, LocalWorkers, Request, Workers
 from rlflow_tvm.cost.known_times import KnownTimes, MeasurableKernel, TimedKernel, known_as
 from rlflow_tvm.cost.machine import check_device, check_remote, target_key
 from rlflow_tvm.cost.measurement import Measurement
-from rlflow_tvm.cost.metrics import cold_bytes
 from rlflow_tvm.cost.quiet import QuietMachine
-from rlflow_tvm.cost.rehearsal import Rehearsal, Step
+from rlflow_tvm.cost.rehearsal import Rehearsal
 from rlflow_tvm.cost.remote import RemoteWorkers
 from rlflow_tvm.cost.rpc import RpcDevices
 from rlflow_tvm.cost.schema import LAUNCH_KEY, ONCE_VERSION, REFERENCE_KEY
@@ -34,15 +33,7 @@ from rlflow_tvm.kernels.target import as_target
 # Of measuring, alone and in a graph: part of the versions, as times of different methods are not to be added up.
 _METHOD = 5
 _GRAPH_METHOD = "graph7"
-_TRIES = 2  # a busy machine makes timeouts too: what is remembered for good has happened twice
 _ONCE_LIMIT_SECS = 60.0
-_PAUSE_SECS = 2.0  # after an uneasy moment
-_BUILDS = 3  # rounds of building what a rehearsal needs: a kernel that kills the worker takes the built ones with it
-
-Progress = Callable[[int, int], None]
-
-
-K = TypeVar("K")
 
 
 class KernelTimer:
@@ -101,11 +92,11 @@ class KernelTimer:
         """Launches of a graph that others are held against: where too little of one is known, it is timed beside."""
         self._times = KnownTimes(self.target_key, database)
         self.descriptions = Descriptions(target, schedule == DEFAULT_SCHEDULE)
-        self._patience = Patience()
         self._once: dict[str, float] = {}  # seconds by reserved key
         self._workers: Workers = (
             LocalWorkers(target, schedule) if remote is None else RemoteWorkers(remote, target, schedule)
         )
+        self._graphs = GraphTimer(self._times, self.graph_version, self._ask, timeout_secs)
 
     def measure(
         self,
@@ -120,7 +111,8 @@ class KernelTimer:
         `graph`: asked for the launches that the kernels are among, where some have to be measured; without it they are
         measured alone. `on_progress(done, total)` is called after each kernel that had to be built or measured, `total`
         being their number; of kernels measured alone those that came before an error are kept. With `confirmed`, those
-        that were measured once are measured again, and what they take then stands for good (see `Measurement`).
+        that were measured once are measured again, and what they take then stands for good (see `Measurement`), as does
+        what those take that were not.
         CostError when the worker cannot be started, or there is no other machine (left).
         """
         version = self._version(in_graph=graph is not None)
@@ -134,9 +126,9 @@ class KernelTimer:
                 self._times.hold(REFERENCE_KEY, ONCE_VERSION)
                 todo = wanting(kernels, version)
                 if graph is None or self.graph_version == self.version:
-                    self._measure(todo, usual_secs, on_progress)
+                    self._measure(todo, usual_secs, on_progress, confirmed)
                 elif todo:
-                    self._rehearse(graph(), todo, usual_secs, on_progress)
+                    self._rehearse(graph(), todo, usual_secs, on_progress, confirmed)
             self.measuring_secs += time.monotonic() - began
         found = [self._times[kernel, version] for kernel in kernels]
         if version == self.graph_version and self.database is not None:  # what a model of costs learns from
@@ -168,11 +160,16 @@ class KernelTimer:
         return self._turns.measuring()
 
     def _measure(
-        self, todo: Mapping[str, MeasurableKernel], usual_secs: float | None, on_progress: Progress | None
+        self,
+        todo: Mapping[str, MeasurableKernel],
+        usual_secs: float | None,
+        on_progress: Progress | None,
+        stands: bool,
     ) -> None:
-        requests = [{**_request(k.func, k.cold, usual_secs), "key": k.key} for k in todo.values()]
-        for done, (kernel, answer) in enumerate(self._answers(list(todo.values()), requests), start=1):
-            self._learn(kernel, answer, self.version)
+        kernels = list(todo.values())
+        requests = [{**_request(k.func, k.cold, usual_secs), "key": k.key} for k in kernels]
+        for done, (number, answer) in enumerate(self._ask(requests, self.timeout_secs, TRIES), start=1):
+            self._learn(kernels[number], answer, self.version, stands)
             if on_progress is not None:
                 on_progress(done, len(todo))
 
@@ -182,112 +179,29 @@ class KernelTimer:
         todo: Mapping[str, MeasurableKernel],
         usual_secs: float | None,
         on_progress: Progress | None,
+        stands: bool,
     ) -> None:
-        """Have the worker build what it has not, then time all launches; what fails is left out.
-
-        Of a kernel that was measured once before, this is the second time. A worker that is killed or takes too long
-        is no property of the graph: another builds and times it once more.
-        """
-        failed: dict[str, Answer] = {}
-        for step in steps:
-            known = self.lookup(step, in_graph=True)
-            if known is not None and not known.ok:  # it fails however warm its operands are
-                failed[step.key] = {"error": known.error, "error_kind": known.error_kind, "passing": True}
-        for _ in range(_TRIES):
-            answer = self._build(steps, failed, on_progress)
-            played = [s for s in steps if s.key not in failed]
-            wanted: dict[str, list[int]] = {}
-            for i, step in enumerate(played):
-                if known_as(step) in todo or self.lookup(step, in_graph=True) is not None:
-                    wanted.setdefault(known_as(step), []).append(i)
-            if "error" not in answer and wanted.keys() & todo:
-                answer = self._calmest(played, wanted, usual_secs)
-            if "passing" not in answer and answer.get("error_kind") != "timeout":
-                break
-        times = answer.get("times", {})
-        told = _told(played, wanted, times)
-        moment = self._times.moment(self.graph_version, told)
-        if times and moment is None and self.anchor is not None:
-            moment = self._moment_by(self.anchor(), usual_secs)
-        factors = (moment or Moment()).factors(told)
-        times = {name: {**each, "run_secs": factors[name] * told.secs[name]} for name, each in times.items()}
+        """Learn what a graph tells of `todo`, and of those of its other kernels that were measured once: of these it is
+        the second time."""
+        played = self._graphs.time(steps, todo, usual_secs, self.anchor, on_progress)
         for name, kernel in todo.items():
             # what stops the whole graph says nothing of a kernel that ran before
-            lost = {**answer, "passing": True} if "error" in answer else None
-            self._learn(kernel, failed.get(kernel.key) or lost or times[name], self.graph_version)
-        for name in times.keys() - todo.keys():
-            self._times.learn(name, self.graph_version, _measurement(times[name]))
+            lost = {**played.lost, "passing": True} if played.lost else None
+            answer = played.failed.get(kernel.key) or lost or played.times[name]
+            self._learn(kernel, answer, self.graph_version, stands)
+        for name in played.times.keys() - todo.keys():
+            self._times.learn(name, self.graph_version, _measurement(played.times[name]))
 
-    def _moment_by(self, anchor: Rehearsal, usual_secs: float | None) -> Moment | None:
-        """What the moment is like, by a graph that is known; None where that is not, or cannot be timed now."""
-        wanted = dict[str, list[int]]()
-        for i, step in enumerate(anchor):
-            wanted.setdefault(known_as(step), []).append(i)
-        known = [self.lookup(step, in_graph=True) for step in anchor]
-        failed: dict[str, Answer] = {}
-        if (
-            not any(each is not None and each.confirmed for each in known)
-            or self._build(anchor, failed, None)
-            or failed
-        ):
-            return None
-        times = self._play(anchor, wanted, usual_secs).get("times", {})
-        return self._times.moment(self.graph_version, _told(anchor, wanted, times))
+    def _ask(self, requests: Sequence[Request], limit_secs: float, tries: int = 1) -> Generator[tuple[int, Answer]]:
+        """As `Workers.answers`, of the workers that there are."""
+        with closing(self._workers.answers(requests, limit_secs, tries)) as answers:
+            yield from answers
 
-    def _calmest(self, steps: Sequence[Step], wanted: Mapping[str, Sequence[int]], usual_secs: float | None) -> Answer:
-        """As `_play`, of the calmest of some moments, by what kernels that are known take."""
-        best: tuple[float, Answer] | None = None
-        for turn in range(self._patience.tries):
-            if turn:
-                time.sleep(_PAUSE_SECS)
-            answer = self._play(steps, wanted, usual_secs)
-            if best is not None and "error" in answer:
-                break  # another worker builds again what this one has lost, when it is needed
-            unrest = self._times.unrest(self.graph_version, _told(steps, wanted, answer.get("times", {})))
-            if best is None or unrest < best[0]:
-                best = unrest, answer
-            if unrest <= CALM:
-                break
-        assert best is not None, "there is one try at least"
-        self._patience.note(best[0])
-        return best[1]
-
-    def _play(self, steps: Sequence[Step], wanted: Mapping[str, Sequence[int]], usual_secs: float | None) -> Answer:
-        """Have the worker, which has built all of it, time a graph's launches."""
-        launches = [[step.key, step.places] for step in steps]
-        request = {"op": "rehearse", "launches": launches, "wanted": wanted, "usual_secs": usual_secs}
-        return self._answer(request, self.timeout_secs * len(steps))
-
-    def _build(self, steps: Rehearsal, failed: dict[str, Answer], on_progress: Progress | None) -> Answer:
-        """Have the worker build what it has not of `steps`, but for those `failed`, to which those that fail now are
-        added. The answer is empty, or the error of a worker that could not even say what it has."""
-        funcs = {s.key: s for s in steps}
-        for _ in range(_BUILDS):
-            keys = [key for key in funcs if key not in failed]
-            answer = self._answer({"op": "missing", "keys": keys}, self.timeout_secs)
-            if "error" in answer:
-                return answer
-            build = [funcs[key] for key in answer["missing"]]
-            if not build:
-                break
-            requests = [{"op": "build", "func": tvm.ir.save_json(s.func), "key": s.key} for s in build]
-            for done, (step, built) in enumerate(self._answers(build, requests), start=1):
-                if "error" in built:
-                    failed[step.key] = built
-                if on_progress is not None:
-                    on_progress(done, len(build))
-        return {}
-
-    def _answers(self, kernels: Sequence[K], requests: Sequence[Request]) -> Generator[tuple[K, Answer]]:
-        """Each kernel as it is answered."""
-        with closing(self._workers.answers(requests, self.timeout_secs, _TRIES)) as answers:
-            for number, answer in answers:
-                yield kernels[number], answer
-
-    def _learn(self, kernel: MeasurableKernel, answer: Answer, version: str) -> None:
+    def _learn(self, kernel: MeasurableKernel, answer: Answer, version: str, stands: bool) -> None:
         measurement = _measurement(answer)
         # what the kernel has not done itself is not kept: the next process tries again
-        self.measured += self._times.learn(known_as(kernel), version, measurement, keep="passing" not in answer)
+        keep = "passing" not in answer
+        self.measured += self._times.learn(known_as(kernel), version, measurement, keep=keep, stands=stands)
 
     def lookup(self, kernel: TimedKernel, *, in_graph: bool = False) -> Measurement | None:
         """What is known of a kernel in a graph, or alone, without measuring."""
@@ -303,7 +217,7 @@ class KernelTimer:
         """
         request = _request(func, cold, self._usual_secs())
         with self._alone():
-            return self._ask(request, limit_secs or self.timeout_secs)
+            return _measurement(self._answer(request, limit_secs or self.timeout_secs))
 
     def difference(self, func: tirx.PrimFunc, other: tirx.PrimFunc) -> float | None:
         """Greatest difference between what the two write on the same inputs, as a share of `func`'s range.
@@ -341,7 +255,7 @@ class KernelTimer:
         return None if stored is None else stored.run_secs
 
     def _measure_once(self, key: str, op: str, what: str) -> float:
-        measurement = self._ask({"op": op}, _ONCE_LIMIT_SECS)
+        measurement = _measurement(self._answer({"op": op}, _ONCE_LIMIT_SECS))
         if measurement.run_secs is None:
             raise CostError(
                 f"the {what} could not be measured for {self.target_key} ({measurement.error}): "
@@ -363,19 +277,9 @@ class KernelTimer:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _ask(self, request: Request, limit_secs: float) -> Measurement:
-        return _measurement(self._answer(request, limit_secs))
-
     def _answer(self, request: Request, limit_secs: float) -> Answer:
-        ((_number, answer),) = self._workers.answers([request], limit_secs)
+        ((_number, answer),) = self._ask([request], limit_secs)
         return answer
-
-
-def _told(steps: Sequence[Step], wanted: Mapping[str, Sequence[int]], times: Mapping[str, Answer]) -> Told:
-    """What a rehearsal's `times` tell of the launches `wanted`."""
-    traffic = {known_as(step): cold_bytes(step.func, step.cold) for step in steps}
-    secs = {name: each["run_secs"] for name, each in times.items()}
-    return Told(secs, {name: len(own) for name, own in wanted.items()}, traffic)
 
 
 def _request(func: tirx.PrimFunc, cold: str, usual_secs: float | None) -> Request:

@@ -52,6 +52,8 @@ def serve(connection: Connection) -> None:
             return
         if request["op"] == "start":
             worker = _Worker(request)
+            gc.collect()
+            gc.freeze()  # what is here now stays: not to be walked through after each answer
             answer: dict[str, Any] = {}
         else:
             assert worker is not None, "the first request must be start"

@@ -305,8 +305,8 @@ def test_a_timeout_has_a_second_try(target, tmp_path, monkeypatch):
 
 def test_a_launch_that_cannot_be_measured_is_tried_again(target, monkeypatch):
     with KernelTimer(target, schedule=SCHEDULE) as timer:
-        answers = [Measurement(error="noise", error_kind="run"), Measurement(run_secs=1e-6)]
-        monkeypatch.setattr(timer, "_ask", lambda *_: answers.pop(0))
+        answers = [{"error": "noise", "error_kind": "run"}, {"run_secs": 1e-6}]
+        monkeypatch.setattr(timer, "_answer", lambda *_: answers.pop(0))
         with pytest.raises(CostError, match="noise"):
             timer.launch_secs()
         assert timer.launch_secs() == 1e-6
