@@ -12,6 +12,7 @@ from tvm.relax import op as rx
 
 from rlflow_tvm.cost import link_library, scratch_folder
 from rlflow_tvm.ir import Detached
+from rlflow_tvm.passes import CATALOGUE, GraphState, RuleSet
 
 Shape = tuple[int, ...]
 Body = Callable[..., relax.Expr | tuple[relax.Expr, ...]]
@@ -47,6 +48,13 @@ def module(
     mod = builder.get()
     mod["main"] = mod["main"].with_attr("num_input", len(inputs))
     return mod
+
+
+def matched(mod: tvm.IRModule, *names: str) -> set[str]:
+    """Those of the named rules that have a site in `mod`."""
+    rules = {rule.name: rule for rule in CATALOGUE}
+    state = GraphState.from_module(mod, RuleSet(tuple(rules[name] for name in names), LANES))
+    return {name for name in names if state.sites[name]}
 
 
 def bound(mod: tvm.IRModule, seed: int = 0) -> tvm.IRModule:

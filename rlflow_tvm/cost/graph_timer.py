@@ -65,7 +65,6 @@ class GraphTimer:
             known = self._times.find(step, self._version)
             if known is not None and not known.ok:  # it fails however warm its operands are
                 failed[step.key] = {"error": known.error, "error_kind": known.error_kind, "passing": True}
-        moment = None
         for _ in range(TRIES):
             answer = self._build(steps, failed, on_progress)
             played = [s for s in steps if s.key not in failed]
@@ -74,14 +73,10 @@ class GraphTimer:
                 if known_as(step) in todo or self._times.find(step, self._version) is not None:
                     wanted.setdefault(known_as(step), []).append(i)
             if "error" not in answer and wanted.keys() & set(todo):
-                answer, moment = self._calmest(played, wanted, usual_secs, anchor)
+                answer = self._calmest(played, wanted, usual_secs, anchor)
             if "passing" not in answer and answer.get("error_kind") != "timeout":
                 break
-        times = answer.get("times", {})
-        told = _told(played, wanted, times)
-        factors = (moment or Moment()).factors(told)
-        times = {name: {**each, "run_secs": factors[name] * told.secs[name]} for name, each in times.items()}
-        return Played(times, failed, answer if "error" in answer else {})
+        return Played(answer.get("times", {}), failed, answer if "error" in answer else {})
 
     def _calmest(
         self,
@@ -89,41 +84,42 @@ class GraphTimer:
         wanted: Mapping[str, Sequence[int]],
         usual_secs: float | None,
         anchor: Callable[[], Rehearsal] | None,
-    ) -> tuple[Answer, Moment | None]:
-        """As `_play`, of the calmest of some moments, by what kernels that are known take; and the moment. Where none
-        are, as in the first graph of all, to which others are reckoned: what they take in the middle one of all tries.
+    ) -> Answer:
+        """As `_play`, reckoned to those before it by what is known, of the calmest of some moments.
+
+        Where too little of the graph is known to tell, all tries are made, each reckoned by the anchor, and the middle
+        time of each kernel counts: of the first graph of all, to which all others are reckoned, and of the first one in
+        another layout, to which those after it are.
         """
-        best: tuple[float, Answer, Moment | None] | None = None
+        best: tuple[float, Answer] | None = None
         unjudged: list[Answer] = []
         enough = self._patience.enough
         for turn in range(self._patience.tries):
             if turn:
                 time.sleep(_PAUSE_SECS)
             answer = self._play(steps, wanted, usual_secs)
-            if turn and "error" in answer:
+            if "error" in answer and turn == 0:
+                return answer
+            if "error" in answer:
                 break  # another worker builds again what this one has lost, when it is needed
-            moment, unrest = self._judged(_told(steps, wanted, answer.get("times", {})))
-            if moment is None and anchor is not None and "error" not in answer:
-                moment, unrest = self._by_anchor(anchor(), usual_secs)
+            told = _told(steps, wanted, answer["times"])
+            moment = self._times.moment(self._version, told)
+            if moment is None:
+                by = self._by_anchor(anchor(), usual_secs) if anchor is not None else None
+                unjudged.append(_reckoned(answer, told, by))
+                continue
+            unrest = self._times.unrest(self._version, told)
             if best is None or unrest < best[0]:
-                best = unrest, answer, moment
-            if moment is None and "error" not in answer:
-                unjudged.append(answer)
-            elif unrest <= enough:
+                best = unrest, _reckoned(answer, told, moment)
+            if unrest <= enough:
                 break
-        assert best is not None, "there is one try at least"
-        if unjudged:
-            return _middle(unjudged), None
+        if best is None:
+            return _middle(unjudged)
         self._patience.note(best[0])
-        return best[1:]
+        return best[1]
 
-    def _judged(self, told: Told) -> tuple[Moment | None, float]:
-        """The moment, where enough is known to tell, and its unrest."""
-        moment = self._times.moment(self._version, told)
-        return moment, 0.0 if moment is None else self._times.unrest(self._version, told)
-
-    def _by_anchor(self, anchor: Rehearsal, usual_secs: float | None) -> tuple[Moment | None, float]:
-        """As `_judged`, by a graph that is known; None where that is not, or cannot be timed now."""
+    def _by_anchor(self, anchor: Rehearsal, usual_secs: float | None) -> Moment | None:
+        """The moment by a graph that is known; None where that is not, or cannot be timed now."""
         known = [self._times.find(step, self._version) for step in anchor]
         failed: dict[str, Answer] = {}
         if (
@@ -131,12 +127,12 @@ class GraphTimer:
             or self._build(anchor, failed, None)
             or failed
         ):
-            return None, 0.0
+            return None
         wanted = dict[str, list[int]]()
         for i, step in enumerate(anchor):
             wanted.setdefault(known_as(step), []).append(i)
         times = self._play(anchor, wanted, usual_secs).get("times", {})
-        return self._judged(_told(anchor, wanted, times))
+        return self._times.moment(self._version, _told(anchor, wanted, times))
 
     def _play(self, steps: Sequence[Step], wanted: Mapping[str, Sequence[int]], usual_secs: float | None) -> Answer:
         """Have the worker, which has built all of it, time a graph's launches."""
@@ -167,6 +163,13 @@ class GraphTimer:
     def _answer(self, request: Request, limit_secs: float) -> Answer:
         ((_number, answer),) = self._ask([request], limit_secs, 1)
         return answer
+
+
+def _reckoned(answer: Answer, told: Told, moment: Moment | None) -> Answer:
+    """With what the kernels would have taken at another time."""
+    factors = (moment or Moment()).factors(told)
+    times = {name: {**each, "run_secs": factors[name] * told.secs[name]} for name, each in answer["times"].items()}
+    return {**answer, "times": times}
 
 
 def _middle(answers: Sequence[Answer]) -> Answer:

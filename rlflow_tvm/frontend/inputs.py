@@ -16,6 +16,7 @@ from rlflow_tvm.errors import FrontendError
 _PASSES_ON = frozenset(
     f"relax.{name}" for name in ("astype", "reshape", "expand_dims", "squeeze", "broadcast_to", "permute_dims")
 )
+_MASKED_BELOW = -0.7
 _DIVISIONS = frozenset(f"relax.{name}" for name in ("divide", "floor_divide", "mod", "floor_mod"))
 
 
@@ -32,7 +33,9 @@ class _Spec:
 def random_inputs(mod: tvm.IRModule, seed: int) -> dict[str, np.ndarray]:
     """One array for each input of a module (bound or detached) with static input shapes.
 
-    Floats are standard normal. Integers that index a table (`take`) are drawn below its extent, others of 8 bits, as
+    Floats are standard normal; with "mask" in the input's name they are ones, and zeros where a normal number is below
+    -0.7, but in the first place of the last axis: (mask - 1) * 1e9 says nothing of what it is added to anywhere else.
+    Integers that index a table (`take`) are drawn below its extent, others of 8 bits, as
     images are, from all that there are; those that something is divided by are ones and twos; other integers and
     booleans are drawn from {0, 1}; with "mask" in the input's name they are ones, and zeros in the last quarter of the
     last axis: of ones alone nobody would see that a mask is lost.
@@ -46,7 +49,8 @@ def random_inputs(mod: tvm.IRModule, seed: int) -> dict[str, np.ndarray]:
 
 def _draw(rng: np.random.Generator, name: str, spec: _Spec) -> np.ndarray:
     if spec.dtype.kind == "f" or spec.dtype == ml_dtypes.bfloat16:
-        return np.asarray(rng.standard_normal(spec.shape)).astype(spec.dtype)
+        drawn = rng.standard_normal(spec.shape)
+        return np.asarray(_unmasked(drawn) if "mask" in name.lower() else drawn).astype(spec.dtype)
     if spec.dtype.kind not in "iub":
         raise FrontendError(f"input {name!r} has the type {spec.dtype}: only numbers and booleans can be drawn")
     if spec.divides and spec.dtype.kind in "iu":
@@ -59,6 +63,14 @@ def _draw(rng: np.random.Generator, name: str, spec: _Spec) -> np.ndarray:
     if spec.bound is None and spec.dtype in (np.uint8, np.int8):
         return np.asarray(rng.integers(0, 256, spec.shape)).astype(np.uint8).view(spec.dtype)
     return np.asarray(rng.integers(0, spec.bound or 2, spec.shape)).astype(spec.dtype)
+
+
+def _unmasked(drawn: np.ndarray | float) -> np.ndarray:
+    """Ones for numbers above -0.7, and for the first of each row."""
+    found = np.asarray(drawn) > _MASKED_BELOW
+    if found.ndim:
+        found[..., :1] = True
+    return found.astype("float32")
 
 
 def _specs(mod: tvm.IRModule) -> dict[str, _Spec]:

@@ -264,7 +264,7 @@ def test_a_moments_speed_is_not_a_kernels(target):
 def test_a_graph_of_which_nothing_is_known_is_reckoned_by_the_anchor(target, anchored):
     """Which is timed right after it, in the same moment."""
     old, other, new = FakeKernel(add(64), "old"), FakeKernel(add(512), "other"), FakeKernel(add(4096), "new")
-    timer = MovingTimer(target, None, *[1.0] * 6, *([1.3, 1.3, 0.8, 0.8] if anchored else [1.3] * 6))
+    timer = MovingTimer(target, None, *[1.0] * 6, *([1.3] * 6 + [0.8] * 6 if anchored else [1.3] * 6))
     known = steps(old, other)
     timer.anchor = (lambda: known) if anchored else None
     assert timed(timer, known, old, other) == [64.0, 512.0]  # itself tells nothing of itself
@@ -406,23 +406,13 @@ def test_of_the_first_graph_the_middle_time_counts(target):
     assert (timer.measured, timer.revision) == (1, 0)
 
 
-def test_of_several_moments_the_one_that_is_calm_by_the_anchor_counts(target):
-    """The graph itself tells nothing: what it takes is of the moment in which the anchor's kernels take what they took,
-    all of them times one factor."""
-    known = [FakeKernel(add(64 + i), f"k{i}") for i in range(8)]
-    new = FakeKernel(add(4096), "new")
-    timer = UneasyTimer(target, 5, 6)  # the graph is played as 4th, 6th and 8th, after each the anchor
-    timer.anchor = lambda: steps(*known)
-    timer.measure(known, None, lambda: steps(*known), confirmed=True)
-    (measured,) = timer.measure([new], None, lambda: steps(new))
-    assert timer.plays == 3 + 4
-    assert measured.run_secs == pytest.approx(4096e-6, rel=0.11)
-    timer = UneasyTimer(target, 5, 7)
-    timer.anchor = lambda: steps(*known)
-    timer.measure(known, None, lambda: steps(*known), confirmed=True)
-    (measured,) = timer.measure([new], None, lambda: steps(new))
-    assert timer.plays == 3 + 6
-    assert measured.run_secs == pytest.approx(4096e-6)
+def test_of_a_graph_that_is_reckoned_by_the_anchor_the_middle_time_counts(target):
+    """Each of three times is reckoned by what the anchor takes right after it."""
+    old, new = FakeKernel(add(64), "old"), FakeKernel(add(4096), "new")
+    timer = MovingTimer(target, None, *[1.0] * 3, *[1.3, 1.3], *[2.0, 1.0], *[0.5, 1.0])
+    timer.anchor = lambda: steps(old)
+    assert timed(timer, steps(old), old, confirmed=True) == [64.0]
+    assert timed(timer, steps(new), new) == pytest.approx([4096.0])
 
 
 def test_what_was_disturbed_does_not_stand_at_once():

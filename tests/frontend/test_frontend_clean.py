@@ -390,3 +390,11 @@ def test_local_functions_are_inlined(make_model, operators) -> None:
     model.functions.append(body)
     model.opset_import.append(helper.make_opsetid("local", 1))
     assert operators(from_onnx(model)) == ["add"]
+
+
+def test_float_masks_are_drawn_as_masks(make_model) -> None:
+    """Of normal numbers, times 1e9, nothing that they are added to would be seen."""
+    model = make_model([node("Add", ["x", "the_mask"], ["y"])], {"x": (4, 64), "the_mask": (4, 64)}, ["y"])
+    inputs = random_inputs(from_onnx(model), 0)
+    assert (set(inputs["the_mask"].ravel().tolist()), inputs["the_mask"][:, 0].all()) == ({0.0, 1.0}, True)
+    assert len(set(inputs["x"].ravel().tolist())) > 200

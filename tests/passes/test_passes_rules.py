@@ -9,7 +9,7 @@ from itertools import cycle, islice
 import numpy as np
 import pytest
 import tvm
-from small_models import LANES, TARGET, module
+from small_models import LANES, TARGET, matched, module
 from tvm import relax
 from tvm.ir import GenericConst as Constant
 from tvm.relax import op as rx
@@ -202,43 +202,6 @@ def test_integers_are_not_divided_by_multiplying():
     assert not divided("float16").sites["divide_to_multiply"]  # the inverse of 1e-5 is infinite
 
 
-def test_half_floats_are_not_led_out_of_their_range():
-    """6 x 12544 and 1 / 1e-5 are no float16, 1e-4 x 1e-4 is 0; queries are scaled before they meet the keys for it."""
-    names = ("mean_to_sum", "sum_after_scale", "divide_twice", "scale_then_divide", "divide_then_scale",
-             "scale_after_matmul", "scale_after_right_operand", "fold_scale_chain", "scale_after_product",
-             "associate_multiply", "distribute_scale", "distribute_divide", "factor_scale", "factor_divide",
-             "matmul_distribute_difference", "sum_of_matmul_rows", "distribute_scale_over_bias",
-             "matmul_distribute_left", "matmul_distribute_right", "sum_of_concat")  # fmt: skip
-
-    def body(emit, x, a, b):
-        s, divided = relax.const(np.array(0.125, str(x.ty.dtype))), emit(rx.divide(x, a))
-        scaled = emit(rx.multiply(x, s))
-        difference = emit(rx.subtract(x, scaled))
-        products = rx.matmul(scaled, a), rx.matmul(x, scaled), rx.matmul(difference, a)
-        factors = (rx.add(emit(how(x, s)), emit(how(scaled, s))) for how in (rx.multiply, rx.divide))
-        spread = (how(difference, scaled) for how in (rx.multiply, rx.divide))
-        both = emit(rx.add(x, scaled)), emit(rx.concat([x, scaled], 1)), emit(rx.add(x, a))
-        sums = rx.matmul(both[0], a), rx.matmul(a, both[0]), rx.sum(both[1], [1]), rx.multiply(both[2], b)
-        return (rx.mean(x, [0, 1]), rx.sum(scaled, [1]), rx.divide(divided, b), rx.multiply(divided, b),
-                rx.divide(emit(rx.multiply(x, a)), b), rx.sum(emit(rx.matmul(x, a)), [0], keepdims=True),
-                *(rx.multiply(emit(rx.multiply(x, y)), z) for y, z in ((a, b), (a, x), (x, x))),
-                *products, *factors, *spread, *sums)  # fmt: skip
-
-    def found(dtype: str) -> set[str]:
-        return matched(module({"x": (4, 4)}, {"a": (4, 4), "b": (4, 4)}, body, dtype), *names)
-
-    assert found("float32") == found("bfloat16") == set(names)
-    assert found("float16") == set()
-
-
-def test_means_of_halves_are_not_rounded_before_they_are_taken_away():
-    """A row about 1000.25 has none as a half."""
-    name, weights = "layer_norm_to_rms_norm", {"g": (8,), "b": (8,)}
-    for dtype, found in (("float32", {name}), ("float16", set()), ("bfloat16", set())):
-        mod = module({"x": (2, 8)}, weights, lambda emit, x, g, b: rx.nn.layer_norm(x, g, b, [-1]), dtype)
-        assert matched(mod, name) == found
-
-
 def test_a_result_of_the_operands_type_is_the_usual_one():
     """As importers of torch's programs write it."""
 
@@ -277,12 +240,6 @@ def test_narrow_weights_of_a_wide_result_are_not_added_or_scaled(name):
 
     assert sites("int8", "int32") == sites("float16", "float32") == 0
     assert sites("int8", None) == sites("float32", None) == sites("float32", "float32") > 0
-
-
-def matched(mod: tvm.IRModule, *names: str) -> set[str]:
-    """Those of the named rules that have a site in `mod`."""
-    state = GraphState.from_module(mod, RuleSet(tuple(BY_NAME[name] for name in names), LANES))
-    return {name for name in names if state.sites[name]}
 
 
 def test_pads_that_crop_are_not_joined():

@@ -9,6 +9,8 @@ _THREE_INPUTS = ("not is_weight(x)", "not is_weight(y)", "not is_weight(z)")
 _IN_RANGE = 'dtype(x) in ["float32", "float64", "bfloat16"]'
 # in which products are made in an order in which they are neither infinite nor zero
 _IN_ORDER = 'dtype(x) != "float16"'
+# in which what (x - mean) / deviation keeps is not lost in x / deviation
+_EXACT = 'dtype(x) not in ["float16", "bfloat16"]'
 _IN_PLACE = "fits(shape({1}), shape({0}))"
 
 
@@ -20,13 +22,14 @@ def _associative(name: str, *more: str) -> RewriteRule:
 
 
 RULES = (
-    _associative("add"),
+    _associative("add", _IN_ORDER),  # a row masked by -65504 becomes infinite there
     _associative("multiply", _IN_ORDER),
     _associative("maximum"),
     _associative("minimum"),
     RewriteRule(
         "bias_after_sum", "algebra", "add(add(x, a), y) => add(add(x, y), a)",
-        when=("is_weight(a)", "not is_weight(x)", "not is_weight(y)"),
+        # one number is no bias, but may be what takes a large x back, as in mask * 1e9 - 1e9: y would be lost in x
+        when=("is_weight(a)", "prod(shape(a)) > 1", "not is_weight(x)", "not is_weight(y)", _IN_ORDER),
     ),
     RewriteRule(
         "scale_after_product", "algebra", "multiply(multiply(x, a), y) => multiply(multiply(x, y), a)",
@@ -34,7 +37,7 @@ RULES = (
     ),
     RewriteRule(
         "distribute_scale", "algebra", "multiply(Linear[f](x, y), s) => Linear[f](multiply(x, s), multiply(y, s))",
-        when=("not is_weight(x)", "not is_weight(y)", _IN_ORDER),
+        when=("not is_weight(x)", "not is_weight(y)", _EXACT),
     ),
     RewriteRule(
         "factor_scale", "algebra", "Linear[f](multiply(x, s), multiply(y, s)) => multiply(Linear[f](x, y), s)",
@@ -62,7 +65,7 @@ RULES = (
     ),
     RewriteRule(
         "distribute_divide", "algebra", "divide(Linear[f](x, y), s) => Linear[f](divide(x, s), divide(y, s))",
-        when=("is_float(x)", _IN_ORDER),
+        when=("is_float(x)", _EXACT),
     ),
     RewriteRule(
         "factor_divide", "algebra", "Linear[f](divide(x, s), divide(y, s)) => divide(Linear[f](x, y), s)",

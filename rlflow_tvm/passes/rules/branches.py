@@ -87,7 +87,7 @@ RULES = (
         f"add(multiply(add({_CONV}, a), s), b) => add(conv2d(x, multiply(w, reshape(s, shape=[dim(w, 0), 1, 1, 1])), "
         "**k), add(multiply(a, s), b))",
         when=("is_weight(w)", "is_weight(a)", "is_weight(b)", "is_weight(s)", "rank(x) == 4",
-              "shape(s) == [1, dim(w, 0), 1, 1]", *_LAYOUTS),
+              "shape(s) == [1, dim(w, 0), 1, 1]", 'dtype(x) != "float16"', *_LAYOUTS),  # where 1e-5 x 1e-3 is 0
     ),
     RewriteRule(
         "bias_past_conv_branch", "branches",

@@ -8,6 +8,7 @@ _NCHW = 'data_layout="NCHW", kernel_layout="OIHW", out_layout="NCHW"'
 _POINT = "shape({})[2:] == [1, 1]"
 _CHANNELS = "shape({}) == [1, dim(x, 1), 1, 1]"
 _ONE_TYPE = 'k["out_dtype"] in [None, dtype(x)]'
+_IN_RANGE = 'dtype(x) != "float16"'  # in which products of weights are infinite, or 0
 _GROUPED = f"concat(conv2d(s[0], t[0], groups=1, {_NCHW}, **k), conv2d(s[1], t[1], groups=1, {_NCHW}, **k), axis=1)"
 _PLAIN_POOL = ('k["layout"] == "NCHW"', 'k["out_layout"] == "NCHW"')
 _UNPADDED = 'not k["count_include_pad"] or (k["padding"] == [0, 0, 0, 0] and not k["ceil_mode"])'
@@ -18,14 +19,14 @@ RULES = (
         f"conv2d(conv2d(x, a, groups=1, {_NCHW}, **k), b) => conv2d(x, reshape(matmul(reshape(b, shape=[dim(b, 0), "
         "dim(b, 1)]), reshape(a, shape=[dim(a, 0), prod(shape(a)[1:])])), shape=replaced(shape(a), 0, dim(b, 0))), "
         f"groups=1, {_NCHW}, **k)",
-        when=("is_weight(a)", "is_weight(b)", _POINT.format("b"), _ONE_TYPE, "is_float(x)"),
+        when=("is_weight(a)", "is_weight(b)", _POINT.format("b"), _ONE_TYPE, "is_float(x)", _IN_RANGE),
     ),
     RewriteRule(
         "depthwise_and_pointwise_to_dense", "conv_algebra",
         f"conv2d(conv2d(x, a, groups=g, {_NCHW}, **k), b) => conv2d(x, multiply(b, reshape(a, "
         f"shape=[1, dim(a, 0), dim(a, 2), dim(a, 3)])), groups=1, {_NCHW}, **k)",
         when=("is_weight(a)", "is_weight(b)", _POINT.format("b"), "g == dim(x, 1)", "g == dim(a, 0)", _ONE_TYPE,
-              "is_float(x)"),
+              "is_float(x)", _IN_RANGE),
     ),
     RewriteRule(
         "bias_past_pointwise", "conv_algebra",
@@ -37,12 +38,12 @@ RULES = (
     RewriteRule(
         "scale_into_next_conv", "conv_algebra",
         f"conv2d(multiply(x, s), w, groups=1, {_NCHW}, **k) => conv2d(x, multiply(w, s), groups=1, {_NCHW}, **k)",
-        when=("is_weight(s)", "is_weight(w)", "rank(x) == 4", _CHANNELS.format("s"), _ONE_TYPE),
+        when=("is_weight(s)", "is_weight(w)", "rank(x) == 4", _CHANNELS.format("s"), _ONE_TYPE, _IN_RANGE),
     ),
     RewriteRule(
         "scalar_into_conv", "conv_algebra",
         "multiply(conv2d(x, w, **k), s) => conv2d(x, multiply(w, s), **k)",
-        when=("is_weight(w)", "rank(s) == 0", _ONE_TYPE),
+        when=("is_weight(w)", "rank(s) == 0", _ONE_TYPE, _IN_RANGE),
     ),
     RewriteRule(
         "split_groups", "conv_algebra",

@@ -6,6 +6,7 @@ from rlflow_tvm.passes.rule import RewriteRule
 
 _PLAIN = 'k["groups"] == 1', 'k["kernel_layout"] == "OIHW"', 'k["data_layout"] == "NCHW"', 'k["out_layout"] == "NCHW"'
 _ONE_TYPE = 'k["out_dtype"] in [None, dtype({})]'  # sums and products of int8 weights would not fit into int8
+_IN_RANGE = 'dtype(x) != "float16"'  # in which products of weights are infinite, or 0
 
 
 RULES = (
@@ -40,7 +41,7 @@ RULES = (
         "fold_scale_into_conv", "fold",
         "multiply(conv2d(x, w, **k), s) => conv2d(x, multiply(w, reshape(s, shape=[dim(w, 0), 1, 1, 1])), **k)",
         when=("is_weight(w)", "is_weight(s)", 'k["kernel_layout"] == "OIHW"', 'k["out_layout"] == "NCHW"',
-              "shape(s) == [1, dim(w, 0), 1, 1]", _ONE_TYPE.format("w")),
+              "shape(s) == [1, dim(w, 0), 1, 1]", _ONE_TYPE.format("w"), _IN_RANGE),
     ),
     RewriteRule(
         "conv_factor_kernels", "conv_algebra",

@@ -8,7 +8,9 @@ RULES = (
     RewriteRule(
         "fold_bias_chain", "fold",
         "add(add(x, a), b) => add(x, add(a, b))",
-        when=("is_weight(a)", "is_weight(b)", "not is_weight(x)"),
+        # the sum of two numbers such as -65504 is infinite there
+        when=("is_weight(a)", "is_weight(b)", "not is_weight(x)",
+              'dtype(x) != "float16" or (prod(shape(a)) > 1 and prod(shape(b)) > 1)'),
     ),
     RewriteRule(
         "fold_scale_chain", "fold",
@@ -19,8 +21,8 @@ RULES = (
     RewriteRule(
         "distribute_scale_over_bias", "fold",
         "multiply(add(x, a), b) => add(multiply(x, b), multiply(a, b))",
-        # there both summands may be infinite
-        when=("is_weight(a)", "is_weight(b)", "not is_weight(x)", 'dtype(x) != "float16"'),
+        # halves: both summands may be infinite, and of (x - mean) / deviation little is left
+        when=("is_weight(a)", "is_weight(b)", "not is_weight(x)", 'dtype(x) not in ["float16", "bfloat16"]'),
     ),
     RewriteRule(
         "divide_to_multiply", "fold",

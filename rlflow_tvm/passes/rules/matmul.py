@@ -31,12 +31,12 @@ RULES = (
     RewriteRule(
         "matmul_associate_right", "matmul",
         "matmul(matmul(x, a), b) => matmul(x, matmul(a, b))",
-        when=("rank(x) >= 2", "rank(a) >= 2", "rank(b) >= 2"),
+        when=("rank(x) >= 2", "rank(a) >= 2", "rank(b) >= 2", _IN_RANGE),
     ),
     RewriteRule(
         "matmul_associate_left", "matmul",
         "matmul(x, matmul(a, b)) => matmul(matmul(x, a), b)",
-        when=("rank(x) >= 2", "rank(a) >= 2", "rank(b) >= 2"),
+        when=("rank(x) >= 2", "rank(a) >= 2", "rank(b) >= 2", _IN_RANGE),
     ),
     RewriteRule(
         "matmul_distribute_left", "matmul",
@@ -74,7 +74,7 @@ RULES = (
         "fold_scale_into_matmul", "fold",
         "multiply(matmul(x, a), s) => matmul(x, multiply(a, s))",
         when=("is_weight(a)", "is_weight(s)", "rank(a) == 2", "rank(x) >= 2",
-              "rank(s) == 0 or shape(s) == [1] or shape(s) == [dim(a, 1)]"),
+              "rank(s) == 0 or shape(s) == [1] or shape(s) == [dim(a, 1)]", _IN_RANGE),
     ),
     RewriteRule(
         "scale_after_matmul", "matmul",

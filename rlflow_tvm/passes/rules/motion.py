@@ -125,7 +125,8 @@ RULES = (
     RewriteRule(
         "matmul_distribute_difference", "motion",
         "matmul(subtract(x, y), a) => subtract(matmul(x, a), matmul(y, a))",
-        when=("shape(x) == shape(y)", 'dtype(x) != "float16"'),  # in which both may be infinite
+        # halves: both may be infinite, and their difference is what the products lose
+        when=("shape(x) == shape(y)", 'dtype(x) not in ["float16", "bfloat16"]'),
     ),
     RewriteRule(
         "matmul_factor_difference", "motion",

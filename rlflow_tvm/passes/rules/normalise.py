@@ -59,17 +59,18 @@ RULES = (
     RewriteRule(
         "layer_norm_ignores_shift", "normalise",
         "layer_norm(add(x, c), g, b, axes=a, **k) => layer_norm(x, g, b, axes=a, **k)",
-        when=("fits(shape(c), shape(x))", "constant_along(shape(c), a, rank(x))"),
+        when=("is_weight(c)", "fits(shape(c), shape(x))", "constant_along(shape(c), a, rank(x))"),
     ),
     RewriteRule(
         "softmax_ignores_shift", "normalise",
         "softmax(add(x, c), axis=k) => softmax(x, axis=k)",
-        when=("fits(shape(c), shape(x))", "constant_along(shape(c), k, rank(x))"),
+        # of a row that a mask moves by -1e9, as a whole, only the mask is left
+        when=("is_weight(c)", "fits(shape(c), shape(x))", "constant_along(shape(c), k, rank(x))"),
     ),
     RewriteRule(
         "softmax_ignores_subtraction", "normalise",
-        "softmax(subtract(x, c), axis=k) => softmax(x, axis=k)",
-        when=("fits(shape(c), shape(x))", "constant_along(shape(c), k, rank(x))"),
+        "softmax(subtract(x, max(x, axis=a, keepdims=True)), axis=k) => softmax(x, axis=k)",
+        when=("normal(a, rank(x)) == normal(k, rank(x))",),
     ),
     RewriteRule(
         "softmax_from_exp", "normalise",

@@ -118,7 +118,7 @@ RULES = (
         f"{_WEIGHT.format('w', 'w', 'w')}, reshape(a, shape=[dim(a, 0), prod(shape(a)[1:])])), "
         f"shape=replaced(shape(a), 0, dim(w, 0))), groups=1, {_NCHW}, **k), conv2d(b, w))",
         when=("is_weight(a)", "is_weight(b)", "is_weight(w)", _POINT, "shape(b) == [1, dim(a, 0), 1, 1]",
-              'k["out_dtype"] in [None, dtype(x)]', "is_float(x)",
+              'k["out_dtype"] in [None, dtype(x)]', "is_float(x)", 'dtype(x) != "float16"',
               "prod(shape(a)[1:]) * dim(w, 0) < prod(shape(a)) + dim(w, 0) * dim(w, 1)"),
     ),
 )  # fmt: skip
