@@ -1,13 +1,14 @@
 """Times of one rehearsal, reckoned to the moment of those before it.
 
 Launches of a rehearsal are slow or fast together: of 24 kernels of BERT-Base on one core, timed in six rehearsals, the
-graph's time varied by 3.8 % from one to the next (one standard deviation), a kernel's share in it by 0.6 %. What a
-rewrite adds is timed in another rehearsal than what it replaces, and so would be cheaper or dearer by the moment. But
-most launches of its graph are known, measured twice: what they take now against what they took tells what the moment is
-like. Where they are not, as in the first graph in blocked layouts, the launches of a graph that is known, the anchor,
-are timed right after, and tell it. (Without, such a graph was reckoned by the reference kernel alone: InceptionV3's was
-priced at 0.82 of its unsearched one's time where its module takes 0.91, in an hour in which that kernel was slowed down
-by a third and others by a twentieth.)
+graph's time varied by 3.8 % from one to the next (one standard deviation), a kernel's share in it by 0.6 % (in another
+hour by 1.8). What a rewrite adds is timed in another rehearsal than what it replaces, and so would be cheaper or dearer
+by the moment. But most launches of its graph are known, measured twice: what they take now against what they took tells
+what the moment is like. Where they are not, as in the first graph in blocked layouts, the launches of a graph that is
+known, the anchor, are timed right after, and tell it, three times over, as all graphs like it are reckoned to this one
+then. (Without, such a graph was reckoned by the reference kernel alone: InceptionV3's was priced at 0.82 of its
+unsearched one's time where its module takes 0.91, in an hour in which that kernel was slowed down by a third and others
+by a twentieth.)
 
 Where other machines share the last-level cache and the memory, as on a virtual machine, the moment is not the same for
 all: over half an hour a convolution of SqueezeNet varied by 1 %, Winograd's by 5 to 10 %, a max pool by 30 %. So the
@@ -21,7 +22,9 @@ timed in a kind moment: in an hour in which one and the same module took 18 to 2
 ResNet-18 by prices of which a hundredth was left when the plans were priced anew. So a rehearsal of an uneasy moment
 (`unrest_of`) is repeated after a while, and the calmest one counts. 200 kernels of rewritten graphs of ResNet-18, timed
 while the other core moved memory on and off, were 2.3 % off a calm hour's times so, and 3.6 % without (root mean
-square, weighted by time; two calm runs 1.1 % off their mean), in 246 s in place of 155.
+square, weighted by time; two calm runs 1.1 % off their mean), in 246 s in place of 155 (each with 2 s between tries,
+and whatever is usual). Where most moments are uneasy, others are no better: of 26 that were tried again on a loud
+virtual machine, two were calm 2 s later. So one is tried again where it is worse than usual there.
 
 Where others compute on all processors, what waits for one takes ten times as long as it does without: that is no speed
 of the machine, and what did not have to wait would be reckoned to a tenth. So no factor is beyond `MOST`.

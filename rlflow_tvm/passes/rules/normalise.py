@@ -69,8 +69,8 @@ RULES = (
     ),
     RewriteRule(
         "softmax_ignores_subtraction", "normalise",
-        "softmax(subtract(x, max(x, axis=a, keepdims=True)), axis=k) => softmax(x, axis=k)",
-        when=("normal(a, rank(x)) == normal(k, rank(x))",),
+        "softmax(subtract(x, c), axis=k) => softmax(x, axis=k)",
+        when=("is_weight(c)", "fits(shape(c), shape(x))", "constant_along(shape(c), k, rank(x))"),
     ),
     RewriteRule(
         "softmax_from_exp", "normalise",
