@@ -29,11 +29,16 @@ class Archive:
     size: int
     share: float
     kept: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # cheapest first
+    favour: float = 0.0
+    """0: of a model's graphs each is as likely as the others; else the cheapest has this chance, and each further one
+    this chance of what is left."""
 
     @staticmethod
-    def of(env: gymnasium.Env, size: int, share: float, starts: Iterable[Mapping[str, Any]]) -> Archive:
+    def of(
+        env: gymnasium.Env, size: int, share: float, starts: Iterable[Mapping[str, Any]], favour: float = 0.0
+    ) -> Archive:
         """With the graphs that a training is given, `starts`, and where `env` tells its `models` all of their names."""
-        archive = Archive(size, share, {model: [] for model in getattr(env.unwrapped, "models", ())})
+        archive = Archive(size, share, {model: [] for model in getattr(env.unwrapped, "models", ())}, favour)
         for each in starts:
             archive.take(each)
         return archive
@@ -67,7 +72,10 @@ class Archive:
             return None
         model = sorted(self.kept)[int(rng.integers(len(self.kept)))]
         graphs = self.kept[model]
-        return graphs[int(rng.integers(len(graphs)))] if graphs else {"model": model}
+        if not graphs:
+            return {"model": model}
+        number = int(rng.geometric(self.favour)) - 1 if self.favour else int(rng.integers(len(graphs)))
+        return graphs[min(number, len(graphs) - 1)]
 
 
 def _are_one(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

@@ -48,6 +48,14 @@ def test_one_graph_of_two_prices_is_kept_once():
     assert [(each["run_secs"], each["plan"]["end_hash"]) for each in archive.kept["one"]] == [(3, 3), (4, 2), (4.5, 1)]
 
 
+def test_the_cheapest_may_be_favoured():
+    archive = Archive(3, 1.0, favour=0.5)
+    for number in range(3):
+        archive.add(told("one", 1.0 + number, number))
+    starts = [archive.start(0, number)["plan"] for number in range(1000)]
+    assert [starts.count(number) / 1000 for number in range(3)] == pytest.approx([0.5, 0.25, 0.25], abs=0.05)
+
+
 def test_a_share_of_the_episodes_begins_there_the_same_ones_each_time():
     archive = Archive(3, 0.3)
     assert [archive.start(0, number) for number in range(50)] == [None] * 50

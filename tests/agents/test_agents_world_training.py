@@ -14,7 +14,7 @@ from training_checks import SMALL, TwoModels, assert_same_training, curve, known
 
 from rlflow_tvm.agents import load_agent
 from rlflow_tvm.agents.config import PPOConfig
-from rlflow_tvm.agents.opening import Opening
+from rlflow_tvm.agents.opening import SHORT, Opening
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.policy import UniformPolicy
 from rlflow_tvm.agents.pool import Workers
@@ -91,7 +91,7 @@ def test_steps_are_shared_out_and_the_best_controller_is_kept(env, tmp_path):
     assert len(real) == 3
     counts = state(tmp_path)[1]["counts"]
     tried = episodes[counts["tried_from"] :]
-    judged = tried[::JUDGED]
+    judged = tried[JUDGED - 1 :: JUDGED]
     assert len(judged) > 1
     assert not any(episode.remembered for episode in judged)
     assert real[-1] == pytest.approx(np.mean([episode.total_reward for episode in judged]))
@@ -300,7 +300,7 @@ def test_controllers_are_compared_by_savings_on_models_that_both_were_judged_on(
         ]
         between = [Episode(rewards=[0.0], run_secs=[2.0, 0.1])] * (JUDGED - 1)
         monkeypatch.setattr(
-            training.real, "collect_until", lambda *_: episodes.extend(e for one in judged for e in (one, *between))
+            training.real, "collect_until", lambda *_: episodes.extend(e for one in judged for e in (*between, one))
         )
         training.try_out()
         return training.best
@@ -338,7 +338,7 @@ def test_of_several_models_controllers_are_judged_on_each_in_turn(tmp_path):
         real = RealEpisodes(TwoModels(length=4, horizon=8), SMALL, seed, tmp_path / str(seed))
         real.begin()
         real.collect_until(100, 0, UniformPolicy(real.sizes))
-        judged = real.rollouts.episodes[::JUDGED]
+        judged = real.rollouts.episodes[JUDGED - 1 :: JUDGED]
         assert len(judged) > 3
         assert [each.summary["model"] for each in judged] == [("poor", "rich")[n % 2] for n in range(len(judged))]
         assert all(each.likeliest and not each.remembered for each in judged)
@@ -361,9 +361,9 @@ def test_episodes_begin_at_graphs_of_the_same_iteration(env, tmp_path, monkeypat
     monkeypatch.setattr(real_episodes, "collect_episode", collected)
     policy = UniformPolicy(real.sizes)
     real.collect_until(100, 0, policy)
-    assert set(began[::JUDGED]) == {Opening(None, likeliest=True)}
-    assert {number % JUDGED for number, each in enumerate(began) if each.likeliest} == {0, 1}
-    assert {number % JUDGED for number, each in enumerate(began) if each.gathers} == {1}
+    assert set(began[JUDGED - 1 :: JUDGED]) == {Opening(None, likeliest=True)}
+    kinds = [(each.likeliest, each.gathers, (each.options or {}).get("patience")) for each in began]
+    assert kinds[:8] == 2 * [(True, True, 10), (False, False, SHORT), (True, True, 10), (True, False, 20)]
     starts = {number: each.start for number, each in enumerate(began) if each.start is not None}
     remembered = {number: start["plan"]["number"] for number, start in starts.items()}
     assert len(remembered) > 2

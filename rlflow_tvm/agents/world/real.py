@@ -16,7 +16,7 @@ from rlflow_tvm.agents.collect import Quota, collect_episode, episode_rng
 from rlflow_tvm.agents.config import PPOConfig
 from rlflow_tvm.agents.graph_policy import Acting
 from rlflow_tvm.agents.observation import ObservationSizes
-from rlflow_tvm.agents.opening import Opening
+from rlflow_tvm.agents.opening import SHORT, Opening
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.policy import UniformPolicy
 from rlflow_tvm.agents.pool import Workers, open_pool
@@ -28,8 +28,9 @@ from rlflow_tvm.agents.world.rollouts import Rollouts
 from rlflow_tvm.errors import AgentError
 
 JUDGED = 4
-"""Of a controller's real episodes, one in so many judges it, the first among them."""
+"""Of a controller's real episodes, one in so many judges it, the last of them."""
 _PARTS = 4
+_FAVOUR = 0.5  # of the remembered graphs, the cheapest's chance that a controller's episode goes on from it
 
 
 class RealEpisodes:
@@ -121,29 +122,31 @@ class RealEpisodes:
                     archive.add(episode)
 
     def collect_until(self, steps: float, before: int, policy: Acting) -> None:
-        """Episodes until there are so many steps: of those after the first `before`, one in `JUDGED` takes the
+        """Episodes until there are so many steps. Of those after the first `before` the last of `JUDGED` takes the
         likeliest actions from the beginning, as the agent will, and judges the policy; of several models each in turn,
         so that controllers are judged on the same ones, whatever is drawn. The others begin there or at one
-        of the cheapest graphs met until then; one in `JUDGED`, the second, puts together what is known, if the
-        controller's settings have such episodes, and of the rest actions are drawn."""
-        archive = self._archive(len(self.rollouts.episodes))
+        of the cheapest graphs met until then, mostly the cheapest; every other one puts together what is known, if the
+        controller's settings have such episodes, and of the rest actions are drawn until nothing cheaper comes: real
+        steps are few."""
+        archive = self._archive(len(self.rollouts.episodes), _FAVOUR)
         models = getattr(self.env.unwrapped, "models", ())
 
         def opening(number: int) -> Opening:
             turn = (number - before) % JUDGED
-            if turn == 0:
+            if turn == JUDGED - 1:
                 judged = (number - before) // JUDGED
                 start = {"model": models[judged % len(models)]} if len(models) > 1 else None
                 return Opening(start, likeliest=True)
-            gathers = turn == 1 and self._config.controller.likeliest_every > 0
-            return Opening(archive.start(self._seed, number), likeliest=gathers, gathers=gathers)
+            gathers = turn % 2 == 0 and self._config.controller.likeliest_every > 0
+            start = archive.start(self._seed, number)
+            return Opening(start, likeliest=gathers, gathers=gathers, patience=None if gathers else SHORT)
 
         while self.steps < steps:
             archive.add(self._collect(policy, opening))
 
-    def _archive(self, number: int) -> Archive:
-        """The cheapest graphs of so many episodes."""
-        archive = Archive.of(self.env, self._config.remembered, self._config.remembered_share, self.starts)
+    def _archive(self, number: int, favour: float = 0.0) -> Archive:
+        """The cheapest graphs of so many episodes; `favour` as in `Archive`."""
+        archive = Archive.of(self.env, self._config.remembered, self._config.remembered_share, self.starts, favour)
         for episode in self.rollouts.episodes[:number]:
             archive.add(episode)
         return archive

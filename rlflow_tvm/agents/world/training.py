@@ -210,7 +210,9 @@ class _Training:
         self._save()
 
     def _dream(self) -> Dream:
-        return Dream.along(self._seen()[1], self.real.places, self.config, limit=self.real.limit)
+        # of those held out too: nothing that they tell is learnt, and one of few may have met the best graph
+        real = Experience(self.model, self.real.rollouts.episodes)
+        return Dream.along(real, self.real.places, self.config, limit=self.real.limit)
 
     def _seen(self) -> tuple[Experience, Experience]:
         """The episodes held out in this iteration, and the others."""
@@ -230,7 +232,7 @@ class _Training:
         informed = self.config.controller.informed_share > 0.0
         policy = SeeingPolicy(self.controller, eyes, self.real.places, informed_share=float(informed))
         self.real.collect_until(wanted, counts.tried_from, policy)
-        episodes = self.real.rollouts.episodes[counts.tried_from :: JUDGED]
+        episodes = self.real.rollouts.episodes[counts.tried_from + JUDGED - 1 :: JUDGED]
         if episodes:
             counts.mean_return = mean_return(episodes)
             counts.mean_length = float(np.mean([len(episode) for episode in episodes]))
