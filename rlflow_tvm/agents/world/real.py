@@ -138,8 +138,8 @@ class RealEpisodes:
                 start = {"model": models[judged % len(models)]} if len(models) > 1 else None
                 return Opening(start, likeliest=True)
             gathers = turn % 2 == 0 and self._config.controller.likeliest_every > 0
-            start = archive.start(self._seed, number)
-            return Opening(start, likeliest=gathers, gathers=gathers, patience=None if gathers else SHORT)
+            begins = archive.start(self._seed, number)
+            return Opening(begins, likeliest=gathers, gathers=gathers, patience=None if gathers else SHORT)
 
         while self.steps < steps:
             archive.add(self._collect(policy, opening))
