@@ -68,7 +68,7 @@ class WorldModelConfig:
     patience: int = 300
     memory_patience: int = 100
     held_out: float = 0.1
-    random_share: float = 0.25
+    random_share: float = 0.5
     remembered_share: float = 0.75
     remembered: int = 16
     iterations: int = 4
