@@ -79,6 +79,8 @@ class Run:
     target: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of the agent, where they are not its usual ones."""
+    episodes: int = EPISODES
+    """In which a trained agent is asked for plans."""
 
     def path(self, out: Path) -> Path:
         """Of its result."""
@@ -171,7 +173,7 @@ def agent_run(run: Run, folder: Path) -> dict[str, Any]:
     within = [each for each in found if spent + each["env_steps"] <= run.steps]
     curve += [[spent + each["env_steps"], each["run_secs"]] for each in within]
     plan = plan_of(within[-1] if within else {}, starts.get(run.model), Plan.load(trained.plan))
-    asked = searched(run, agent_search(outcome.checkpoint, run.seed, Budget(EPISODES * run.horizon)))[1]
+    asked = searched(run, agent_search(outcome.checkpoint, run.seed, Budget(run.episodes * run.horizon)))[1]
     return {
         "start_secs": trained.run_secs_before,
         "best_secs": curve[-1][1],
@@ -238,7 +240,7 @@ def runs(options: argparse.Namespace) -> Iterator[Run]:
                     agent = method.partition(FOR)[0].partition(AFTER)[0]
                     yield Run(
                         model, method, seed, options.steps, options.horizon, options.predict, options.target,
-                        options.settings.get(agent, {}),
+                        options.settings.get(agent, {}), options.episodes,
                     )  # fmt: skip
 
 
@@ -290,8 +292,9 @@ def check_options(run: Run, out: Path) -> None:
     if _settles(run) and row.get("begun") != BEGUN:
         raise UsageError(f"{path}: is of a version of this script whose runs began elsewhere; give another --out")
     # an episode's steps are nothing to a search; earlier versions told no settings where they were the usual ones
-    for name in ("settings", "predict") if run.method in SEARCHES else ("settings", "predict", "horizon"):
-        if row.get(name, {}) != getattr(run, name):
+    usual = {"settings": {}, "episodes": EPISODES}
+    for name in ("settings", "predict") + (() if run.method in SEARCHES else ("horizon", "episodes")):
+        if row.get(name, usual.get(name)) != getattr(run, name):
             raise UsageError(f"{path}: was made with another --{name}; give that, or another --out")
 
 
@@ -305,6 +308,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5, help="how many")
     parser.add_argument("--steps", type=int, default=10_000, help="environment steps of each run")
     parser.add_argument("--horizon", type=int, default=60, help="steps of an agent's episode")
+    parser.add_argument(
+        "--episodes", type=int, default=EPISODES, help="episodes in which a trained agent is then asked for plans"
+    )
     parser.add_argument(
         "--predict", type=float, default=0.3, help="of a graph's time, what may be predicted on the way"
     )
