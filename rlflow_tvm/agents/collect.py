@@ -110,8 +110,11 @@ def collect_episode(
 
 
 def _note_time(episode: Episode, info: Mapping[str, Any]) -> None:
-    """Keep the time an info tells: an environment need not measure at each step, and a kernel can fail."""
+    """Keep the time an info tells: an environment need not measure at each step, and a kernel can fail. Where it has
+    become wiser about the graph before, by pricing the one after it, so does the episode."""
     run_secs = info.get("run_secs")
+    if "run_secs_before" in info and len(episode.run_secs) == len(episode):
+        episode.run_secs[-1] = float(info["run_secs_before"])
     if run_secs is not None and math.isfinite(run_secs):
         episode.run_secs.append(float(run_secs))
         if "end_to_end_secs" in info:

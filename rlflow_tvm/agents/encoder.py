@@ -11,25 +11,34 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from rlflow_tvm.agents.backend import dgl
 from rlflow_tvm.agents.observation import GraphBatch, ObservationSizes
-from rlflow_tvm.agents.segments import segment_max, segment_mean
+from rlflow_tvm.agents.segments import segment_max, segment_sum
 
 
 class BothWays:
-    """A graph's edges along and against their direction, and what all message rounds ask of them alike.
+    """What nodes hear along edges and against them, and what all message rounds ask of that alike.
+
+    Args:
+        along: the edges into each node, from its producers.
+        against: those out of it, turned, from its consumers.
 
     Attributes:
-        along, against: the graph, and with its edges turned, in the same order.
-        producers, consumers: edges into and out of each node, int64 (N,).
+        producers, consumers: numbers of those edges, int64 (N,).
     """
 
-    def __init__(self, graph: dgl.DGLGraph) -> None:
-        self.along, self.against = graph, dgl.reverse(graph, copy_ndata=False)
-        self.producers, self.consumers = graph.in_degrees(), graph.out_degrees()
+    def __init__(self, along: dgl.DGLGraph, against: dgl.DGLGraph) -> None:
+        self.along, self.against = along, against
+        self.producers, self.consumers = along.in_degrees(), against.in_degrees()
         # (`dgl.ops.copy_e_mean` would count them anew each time)
         self._divisors = [each.clamp(min=1).float().unsqueeze(1) for each in (self.producers, self.consumers)]
+
+    @property
+    def features(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of the edges, (E, Fe) each."""
+        return self.along.edata["features"], self.against.edata["features"]
 
     def means(
         self, sent: tuple[torch.Tensor, torch.Tensor], edges: tuple[torch.Tensor, torch.Tensor]
@@ -57,14 +66,17 @@ class MessageRound(nn.Module):
         self.update = nn.Sequential(nn.Linear(3 * hidden, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, hidden))
         self.norm = nn.LayerNorm(hidden)
 
-    def forward(self, links: BothWays, h: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
-        """Node embeddings (N, hidden) -> (N, hidden); `edges`: features of the edges, (E, Fe)."""
-        heard = links.means(self.send(h).chunk(2, dim=1), self.edge(edges).chunk(2, dim=1))
-        return self.norm(h + self.update(torch.cat([h, *heard], dim=1)))
+    def forward(self, links: BothWays, h: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """Node embeddings (N, hidden) -> those of the nodes from `first` on, (N - first, hidden)."""
+        weights, biases = self.edge.weight.chunk(2), self.edge.bias.chunk(2)
+        along, against = map(functional.linear, links.features, weights, biases)
+        heard = links.means(self.send(h).chunk(2, dim=1), (along, against))
+        new = h[first:]
+        return self.norm(new + self.update(torch.cat([new, *(each[first:] for each in heard)], dim=1)))
 
 
 class GraphEncoder(nn.Module):
-    """Node embeddings and one readout for each graph.
+    """Embeddings of nodes, alike ones once, and one readout for each graph.
 
     Args:
         sizes: widths of the inputs.
@@ -79,17 +91,32 @@ class GraphEncoder(nn.Module):
         self.rounds = nn.ModuleList(MessageRound(hidden, sizes.edge_features) for _ in range(rounds))
         self.readout = nn.Sequential(nn.Linear(2 * hidden + 1, hidden), nn.ReLU())
 
+    @property
+    def reach(self) -> int:
+        """How many edges far a node's embedding depends on what is there: the ends' degrees are told with them."""
+        return len(self.rounds) + 1
+
     def forward(self, batch: GraphBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Node embeddings (N, hidden) and readouts (B, hidden)."""
-        graph = batch.graph
-        links = BothWays(graph)
+        """Embeddings of the kinds of nodes (N, hidden), and readouts (B, hidden)."""
+        links = BothWays(batch.into, batch.out_of)
         # Messages are averaged, so the number of producers and consumers is told apart here.
         degrees = torch.stack([links.producers, links.consumers], dim=1).float().log1p()
-        h = self.operator(graph.ndata["operator"])
-        h = torch.relu(h + self.features(torch.cat([graph.ndata["features"], degrees], dim=1)))
+        h = torch.relu(self.operator(batch.operator) + self.features(torch.cat([batch.features, degrees], dim=1)))
         for message_round in self.rounds:
-            h = message_round(links, h, graph.edata["features"])
-        counts = graph.batch_num_nodes()
-        pooled = [segment_mean(h, counts), segment_max(h, counts)]
-        size = counts.float().log1p().unsqueeze(1) / 6.0  # about 1 for 400 nodes
-        return h, self.readout(torch.cat([*pooled, size], dim=1))
+            h = message_round(links, h)
+        return h, self.readout(pooled(h, batch.graph_kinds, batch.graph_sizes, batch.kind_counts))
+
+
+def pooled(h: torch.Tensor, kinds: torch.Tensor, sizes: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Mean and maximum of the nodes of each graph, and how many they are, (B, 2 hidden + 1).
+
+    Args:
+        h: embeddings of kinds of nodes, (N, hidden).
+        kinds: those of each graph, one graph after another, (R,).
+        sizes: nodes of each, (R,).
+        counts: kinds of each graph, (B,).
+    """
+    rows, weights = h.index_select(0, kinds), sizes.to(h.dtype).unsqueeze(1)
+    numbers = segment_sum(weights, counts)
+    size = numbers.log1p() / 6.0  # about 1 for 400 nodes
+    return torch.cat([segment_sum(rows * weights, counts) / numbers, segment_max(rows, counts), size], dim=1)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import nn
 
-from rlflow_tvm.agents.observation import ObservationSizes, SiteBatch
+from rlflow_tvm.agents.observation import ObservationSizes, SiteBatch, SiteKinds
 from rlflow_tvm.agents.prior import Prior
-from rlflow_tvm.agents.segments import segment_max, segment_mean, segment_sum
+from rlflow_tvm.agents.segments import segment_max, segment_sum
 
 STOP_BIAS = -3.0
 """Of the logit of stop in a new policy."""
@@ -64,21 +63,6 @@ def two_step_output(
     return TwoStepOutput(log_probs, values, entropy, rule_log_probs, location_log_probs)
 
 
-@dataclass(frozen=True, eq=False)
-class SiteKinds:
-    """The sites of a batch told apart no further than a policy does (K kinds, sorted by pair), so that each kind is
-    worked out once."""
-
-    of_site: torch.Tensor  # (S,) each site's kind
-    sizes: torch.Tensor  # (K,) sites of each
-    pair: torch.Tensor  # (K,) each kind's pair
-
-    @staticmethod
-    def of(batch: SiteBatch, first: torch.Tensor, of_site: torch.Tensor) -> SiteKinds:
-        """Those of which `first` (K,) are one site each."""
-        return SiteKinds(of_site, torch.bincount(of_site, minlength=len(first)), batch.site_pair[first])
-
-
 class TwoStepHeads(nn.Module):
     """Rule head, location head and value head, and the prior of what is known of places.
 
@@ -115,29 +99,24 @@ class TwoStepHeads(nn.Module):
         rules: torch.Tensor,
         graphs: torch.Tensor,
         known: torch.Tensor,
-        kinds: SiteKinds | None = None,
+        kinds: SiteKinds,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Logits of rules (P,) and of locations (S,), and what the value head gives, (B, 1).
 
         Args:
             batch: the legal actions.
-            sites: their embeddings, before the first activation, (S, hidden); with `kinds` theirs, (K, hidden).
+            sites: embeddings of their kinds, before the first activation, (K, hidden).
             rules: what is told of each (graph, rule) pair, (P, rule_width).
             graphs: what is told of each graph, (B, graph_width).
-            known: of the places, (S, 2P+1); with `kinds` theirs, (K, 2P+1).
-            kinds: of sites that are alike.
+            known: of the places of each kind, (K, 2P+1).
+            kinds: which sites are alike.
         """
         sites, expected = self.site_body(sites), self.prior(known)
-        location_logits = self.location_head(sites).squeeze(1) + expected
-        if kinds is None:
-            rows, mean = batch.pair_sizes, segment_mean(sites, batch.pair_sizes)
-            graph_rows = torch.from_numpy(np.diff(batch.site_offsets))
-        else:
-            location_logits = location_logits.index_select(0, kinds.of_site)
-            rows = torch.bincount(kinds.pair, minlength=batch.num_pairs)
-            shares = kinds.sizes / batch.pair_sizes.index_select(0, kinds.pair)
-            mean = segment_sum(sites * shares.unsqueeze(1), rows)
-            graph_rows = torch.bincount(batch.pair_graph.index_select(0, kinds.pair), minlength=batch.num_graphs)
+        location_logits = (self.location_head(sites).squeeze(1) + expected).index_select(0, kinds.of_site)
+        rows = torch.bincount(kinds.pair, minlength=batch.num_pairs)
+        shares = kinds.sizes / batch.pair_sizes.index_select(0, kinds.pair)
+        mean = segment_sum(sites * shares.unsqueeze(1), rows)
+        graph_rows = torch.bincount(batch.pair_graph.index_select(0, kinds.pair), minlength=batch.num_graphs)
         most = segment_max(sites, rows)
         promise = segment_max(expected.unsqueeze(1), rows).squeeze(1)
         rule_logits = self.rule_head(self.rule_body(torch.cat([mean, most, rules], dim=1))).squeeze(1)

@@ -15,9 +15,11 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from rlflow_tvm.agents.alike import JoinedKinds, NodeKinds, alike
 from rlflow_tvm.agents.backend import dgl
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.errors import AgentError
+from rlflow_tvm.hashing import mixed
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,47 @@ class CompactObservation:
     def num_sites(self) -> int:
         """How many actions are legal."""
         return len(self.site_rules)
+
+    def kinds(self, reach: int | None) -> ObservationKinds:
+        """What of it is told apart `reach` edges far; worked out once, for an update asks in each of its passes."""
+        known: dict[int | None, ObservationKinds] = vars(self).setdefault("_kinds", {})
+        if reach not in known:
+            known[reach] = ObservationKinds.of(self, reach)
+        return known[reach]
+
+
+@dataclass(frozen=True, eq=False)
+class ObservationKinds:
+    """An observation's nodes and sites, alike ones once (U kinds of nodes, K of sites: sites of one rule, of nodes of
+    the same kinds, of whose places the same is known)."""
+
+    nodes: NodeKinds
+    first: np.ndarray  # int64 (K,), a site of each kind, by rule
+    of_site: np.ndarray  # int64 (S,), each site's kind
+    members: np.ndarray  # int64 (M,), kinds of the nodes of those sites, one site after another
+    member_counts: np.ndarray  # int64 (K,)
+    known: np.ndarray  # float32 (K, 2P+1)
+
+    @staticmethod
+    def of(observation: CompactObservation, reach: int | None) -> ObservationKinds:
+        """Those of an observation, of nodes that look the same `reach` edges far; None: all are told apart."""
+        nodes = NodeKinds.of(observation.nodes, observation.edges, observation.edge_links, reach)
+        present = observation.site_nodes >= 0
+        member_kinds = nodes.of_node[observation.site_nodes.astype(np.int64)]  # of none the last node's
+        if nodes.names is None:
+            first = of_site = np.arange(observation.num_sites)
+        else:
+            # a sum, for a site is told by the mean of its nodes
+            own = np.where(present, mixed(nodes.names[member_kinds]), np.uint64(0)).sum(axis=1, dtype=np.uint64)
+            first, of_site = alike(observation.site_rules, own, observation.site_known)
+        return ObservationKinds(
+            nodes=nodes,
+            first=first,
+            of_site=of_site,
+            members=member_kinds[first][present[first]],
+            member_counts=present[first].sum(axis=1),
+            known=observation.site_known[first],
+        )
 
 
 def compact(
@@ -192,17 +235,45 @@ class SiteBatch:
 
 
 @dataclass(frozen=True, eq=False)
-class GraphBatch(SiteBatch):
-    """Several observations as one disconnected DGL graph (N nodes, E edges), with their sites.
+class SiteKinds:
+    """The sites of a batch told apart no further than a policy does (K kinds, sorted by pair), so that each kind is
+    worked out once."""
 
-    Graph data: `ndata["operator"]` int64 (N,), `ndata["features"]` (N, F-1), `edata["features"]` (E, Fe).
+    of_site: torch.Tensor  # (S,) each site's kind
+    sizes: torch.Tensor  # (K,) sites of each
+    pair: torch.Tensor  # (K,) each kind's pair
+
+    @staticmethod
+    def joined(batch: SiteBatch, each: Sequence[tuple[np.ndarray, np.ndarray]]) -> SiteKinds:
+        """Those of a batch's observations: of each a site of each kind, by rule, and each site's kind."""
+        counts = np.array([len(first) for first, _ in each])
+        first = np.concatenate([first for first, _ in each]) + np.repeat(batch.site_offsets[:-1], counts)
+        of_site = np.concatenate([kind for _, kind in each])
+        of_site += np.repeat(np.cumsum(counts) - counts, np.diff(batch.site_offsets))
+        sizes = np.bincount(of_site, minlength=len(first))
+        return SiteKinds(torch.from_numpy(of_site), torch.from_numpy(sizes), batch.site_pair[torch.from_numpy(first)])
+
+
+@dataclass(frozen=True, eq=False)
+class GraphBatch(SiteBatch):
+    """Several observations with their sites, alike nodes and alike sites once (N kinds of nodes, K of sites).
+
+    `into` and `out_of` are DGL graphs of the N kinds: the edges that lead into one node of each, from the kinds of its
+    producers, and those out of it, from the kinds of its consumers; `edata["features"]` (E, Fe) each. An observation's
+    graph is made of R kinds of nodes, `graph_kinds`, `graph_sizes` nodes of each.
     """
 
-    graph: dgl.DGLGraph
-    nodes_graph: torch.Tensor  # (N,) each node's graph
-    member_nodes: torch.Tensor  # (M,) nodes of all sites one after another, none of them -1
-    member_offsets: torch.Tensor  # (S,) where each site's nodes begin in member_nodes
-    site_known: torch.Tensor  # (S, 2P+1)
+    operator: torch.Tensor  # (N,)
+    features: torch.Tensor  # (N, F-1)
+    into: dgl.DGLGraph
+    out_of: dgl.DGLGraph
+    graph_kinds: torch.Tensor  # (R,) one graph after another
+    graph_sizes: torch.Tensor  # (R,)
+    kind_counts: torch.Tensor  # (B,) kinds of each graph
+    kinds: SiteKinds
+    member_nodes: torch.Tensor  # (M,) kinds of the nodes of the K kinds of sites, one after another, none of them -1
+    member_offsets: torch.Tensor  # (K,) where each one's begin in member_nodes
+    kind_known: torch.Tensor  # (K, 2P+1)
 
 
 def collate_sites(observations: Sequence[HasSites]) -> SiteBatch:
@@ -224,31 +295,36 @@ def collate_sites(observations: Sequence[HasSites]) -> SiteBatch:
     )
 
 
-def collate(observations: Sequence[CompactObservation]) -> GraphBatch:
-    """One batch of the given observations, in their order."""
+def collate(observations: Sequence[CompactObservation], reach: int | None = None) -> GraphBatch:
+    """One batch of the given observations, in their order; nodes that look the same `reach` edges far, and sites of
+    such nodes, are in it once (None: all are told apart)."""
     sites = collate_sites(observations)
-    node_counts = np.array([len(observation.nodes) for observation in observations])
-    edge_counts = np.array([len(observation.edges) for observation in observations])
-    node_starts = np.cumsum(node_counts) - node_counts
-    # one graph at once, as `dgl.batch` would join those of each: making each of them takes several times longer
-    links = np.concatenate([observation.edge_links for observation in observations]).astype(np.int64)
-    ends = torch.from_numpy(links + np.repeat(node_starts, edge_counts)[:, None])
-    nodes = torch.from_numpy(np.concatenate([observation.nodes for observation in observations]))
-    graph = dgl.graph((ends[:, 0], ends[:, 1]), num_nodes=len(nodes))
-    graph.set_batch_num_nodes(torch.from_numpy(node_counts))
-    graph.set_batch_num_edges(torch.from_numpy(edge_counts))
-    graph.ndata["operator"], graph.ndata["features"] = nodes[:, 0].long(), nodes[:, 1:]
-    graph.edata["features"] = torch.from_numpy(np.concatenate([observation.edges for observation in observations]))
-    site_graph = np.repeat(np.arange(len(observations)), np.diff(sites.site_offsets))
-    site_nodes = np.concatenate([observation.site_nodes for observation in observations]).astype(np.int64)
-    present = site_nodes >= 0
-    members = (site_nodes + node_starts[site_graph][:, None])[present]
-    member_counts = present.sum(axis=1)
+    each = [observation.kinds(reach) for observation in observations]
+    joined = JoinedKinds.of([kinds.nodes for kinds in each])
+    into, out_of = (kinds_graph(joined, way) for way in (0, 1))
+    member_counts = np.concatenate([kinds.member_counts for kinds in each])
+    members = np.concatenate([kinds.members + start for kinds, start in zip(each, joined.starts, strict=False)])
+    nodes = torch.from_numpy(joined.nodes)
     return GraphBatch(
         **vars(sites),
-        graph=graph,
-        nodes_graph=torch.from_numpy(np.repeat(np.arange(len(observations)), node_counts)),
-        member_nodes=torch.from_numpy(members),
+        operator=nodes[:, 0].long(),
+        features=nodes[:, 1:],
+        into=into,
+        out_of=out_of,
+        graph_kinds=torch.from_numpy(joined.kinds),
+        graph_sizes=torch.from_numpy(joined.sizes),
+        kind_counts=torch.from_numpy(np.diff(joined.starts)),
+        kinds=SiteKinds.joined(sites, [(kinds.first, kinds.of_site) for kinds in each]),
+        member_nodes=torch.from_numpy(joined.kinds[members]),
         member_offsets=torch.from_numpy(np.cumsum(member_counts) - member_counts),
-        site_known=torch.from_numpy(np.concatenate([observation.site_known for observation in observations])),
+        kind_known=torch.from_numpy(np.concatenate([kinds.known for kinds in each])),
     )
+
+
+def kinds_graph(joined: JoinedKinds, way: int) -> dgl.DGLGraph:
+    """What one node of each kind hears, 0: from its producers, 1: from its consumers; with `edata["features"]`."""
+    # one graph at once, as `dgl.batch` would join those of each: making each of them takes several times longer
+    ends = torch.from_numpy(joined.heard[way])
+    graph = dgl.graph((ends[:, 0], ends[:, 1]), num_nodes=len(joined.nodes))
+    graph.edata["features"] = torch.from_numpy(joined.edges[way])
+    return graph

@@ -118,14 +118,14 @@ class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
     def forward(self, batch: GraphBatch) -> TwoStepOutput:
         """Log-probabilities of all legal actions, joint entropy and value of each graph."""
         h, readout = self.encoder(batch)
-        pair_graph, pair_rule, site_pair = batch.pair_graph, batch.pair_rule, batch.site_pair
+        pair_graph, pair_rule, kinds = batch.pair_graph, batch.pair_rule, batch.kinds
         # The mean over a site's nodes; a site without nodes (stop) gets zeros.
         own = functional.embedding_bag(batch.member_nodes, self.site_nodes(h), batch.member_offsets, mode="mean")
         context = self.site_rule(self.rule.weight)[pair_rule] + self.site_graph(readout)[pair_graph]
-        known = self.site_known(features(batch.site_known))
+        sites = own + self.site_known(features(batch.kind_known)) + context.index_select(0, kinds.pair)
         number = batch.pair_sizes.float().log1p().unsqueeze(1) / 6.0  # about 1 for 400 sites
         rules = torch.cat([self.rule(pair_rule), readout.index_select(0, pair_graph), number], dim=1)
-        return self.output(batch, own + known + context.index_select(0, site_pair), rules, readout, batch.site_known)
+        return self.output(batch, sites, rules, readout, batch.kind_known, kinds)
 
     def compact(self, observation: Mapping[str, Any], told: Told | None = None) -> CompactObservation:
         """See `observation.compact`."""
@@ -133,7 +133,7 @@ class TwoStepPolicy(SitePolicy[CompactObservation, GraphBatch]):
 
     def collate(self, observations: Sequence[CompactObservation]) -> GraphBatch:
         """See `observation.collate`."""
-        return collate(observations)
+        return collate(observations, self.encoder.reach)
 
 
 class UniformPolicy(SitePolicy[CompactObservation, SiteBatch]):

@@ -18,11 +18,6 @@ def segment_sum(rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return torch.zeros(len(lengths), rows.shape[1]).index_add(0, segment, rows)
 
 
-def segment_mean(rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Their means."""
-    return segment_sum(rows, lengths) / lengths.clamp(min=1).unsqueeze(1)
-
-
 def segment_max(rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Their maxima, of each column. With gradients DGL's, which go to the first of several that are greatest: torch's
     are divided among them, and so depend on how often a row stands there that a policy works out once. Without them

@@ -166,6 +166,7 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         if following is None:
             self._refused.add(move)
         else:
+            before = self._priced_again(before)
             self.state, self.cost = following
             self._refused = set()
             most = self.limit * self._first_secs
@@ -180,10 +181,20 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
         truncated = truncated and not terminated
         reward, told = self._reward_of(self.state, before, counted, terminated, truncated, lost)
         self.best_cost = min(self.best_cost, self.cost, key=lambda c: c.run_secs)
-        info = self._info(move.rule) | told
+        info = self._info(move.rule) | told | {"run_secs_before": before.run_secs}
         if following is None:
             info["refused"] = str(move)
         return observation, reward, terminated, truncated, info
+
+    def _priced_again(self, cost: GraphCost) -> GraphCost:
+        """What the graph costs that the next one has been priced beside: that may have confirmed times which both rest
+        on, and what such a time was wrong by is not for the step that found it out."""
+        again = self.problem.cost(self.state)
+        if not math.isfinite(again.run_secs):
+            return cost
+        if self.best_cost is cost:
+            self.best_cost = again
+        return again
 
     def _reward_of(
         self,

@@ -12,7 +12,7 @@ from itertools import count
 
 import numpy as np
 
-from rlflow_tvm.passes.hashing import mixed
+from rlflow_tvm.hashing import mixed
 
 RADII = (0, 1, 3)
 """Edges that a key's surroundings reach; one key of a site for each."""

@@ -44,8 +44,8 @@ class RewriteProblem:
         self.moves = 0
         self.stopped = False
         self.refusals: dict[tuple[int, str], str] = {}
-        # what those lead to that are refused for a kernel, until another process has measured one that failed here
-        self._failing: dict[tuple[int, str], tuple[GraphState, int]] = {}
+        # those that are refused for a kernel, until another process has measured one that failed here: revisions
+        self._failing: dict[tuple[int, str], int] = {}
         self._end_to_end: dict[int, float | str] = {}  # seconds, or why there are none
         self._kept = {self.start.plan.actions: self.start}
         self._replay = lru_cache(maxsize=32)(self._replayed)
@@ -120,11 +120,10 @@ class RewriteProblem:
         """
         self.moves += not again
         key = (state.structural_hash, str(action))
-        failing, revision = self._failing.get(key, (None, self.cost_model.revision))
-        if key in self.refusals and revision == self.cost_model.revision:
+        if key in self.refusals and self._failing.get(key, self.cost_model.revision) == self.cost_model.revision:
             return None
         try:
-            following = state.apply(action) if failing is None else failing
+            following = state.apply(action)
         except RewriteError as error:
             self._refuse(key, str(error))
             return None
@@ -138,12 +137,12 @@ class RewriteProblem:
             return None
         if not math.isfinite(cost.run_secs):
             if not confirmed or not math.isfinite(self.cost(following).run_secs):
-                if failing is None:
+                if key not in self._failing:
                     self._refuse(key, _failure(cost))
-                self._failing[key] = following, self.cost_model.revision
+                self._failing[key] = self.cost_model.revision
             return None  # not refused for good where a kernel failed only when it was measured again
-        if failing is not None:  # another process has measured the kernel meanwhile
-            del self._failing[key], self.refusals[key]
+        if self._failing.pop(key, None) is not None:  # another process has measured the kernel meanwhile
+            del self.refusals[key]
         return following, cost
 
     def _refuse(self, key: tuple[int, str], reason: str) -> None:

@@ -15,9 +15,9 @@ import tvm_ffi
 from tvm import relax
 
 from rlflow_tvm.dataflow import Node, canonical
+from rlflow_tvm.hashing import BITS, mixed_one
 from rlflow_tvm.passes.apply import replacement
 from rlflow_tvm.passes.graph import Graph, end_of
-from rlflow_tvm.passes.hashing import BITS, mixed_one
 from rlflow_tvm.passes.match import Match
 
 Ends = Mapping[relax.Expr, relax.Expr]

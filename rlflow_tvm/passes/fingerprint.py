@@ -14,9 +14,9 @@ from tvm import relax
 
 from rlflow_tvm.dataflow import Node
 from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.hashing import BITS, mixed, mixed_one
 from rlflow_tvm.passes.difference import Difference, kind, name_of, operands
 from rlflow_tvm.passes.graph import Graph
-from rlflow_tvm.passes.hashing import BITS, mixed, mixed_one
 
 _COUNTED = 0xD6E8FEB86659FD93
 """Tells what a node adds to its graph's fingerprint from what it is for its readers."""

@@ -11,7 +11,7 @@ from gymnasium.utils.env_checker import check_env
 from training_checks import SMALL, known_of
 
 from rlflow_tvm.agents.collect import collect_episode, episode_rng
-from rlflow_tvm.agents.observation import ObservationSizes, legal_sites
+from rlflow_tvm.agents.observation import ObservationSizes, SiteKinds, legal_sites
 from rlflow_tvm.agents.opening import Opening
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.policy import UniformPolicy
@@ -182,7 +182,10 @@ def test_sites_that_are_alike_are_worked_out_once(sizes, random_observation):
     known = torch.from_numpy(np.concatenate([each.site_known for each in observations]))
     trunk = controller.trunk(batch.vectors)
     pairs = trunk[batch.pair_graph] + controller.rule(batch.pair_rule)
-    each = controller.output(batch, pairs[batch.site_pair] + controller.known(features(known)), pairs, trunk, known)
+    every = [np.arange(each.num_sites) for each in observations]
+    apart = SiteKinds.joined(batch, list(zip(every, every, strict=True)))
+    sites = pairs[batch.site_pair] + controller.known(features(known))
+    each = controller.output(batch, sites, pairs, trunk, known, apart)
     for name in ("rule_log_probs", "location_log_probs", "log_probs", "values", "entropy"):
         torch.testing.assert_close(getattr(output, name), getattr(each, name), atol=1e-5, rtol=1e-5)
     gradients = []

@@ -96,8 +96,9 @@ def test_collate_numbers_nodes_sites_and_pairs(random_observation):
     rng = np.random.default_rng(0)
     parts = [random_observation(rng, nodes=n, edges=e, sites=s) for n, e, s in ((3, 0, 4), (1, 0, 0), (5, 9, 30))]
     batch = collate(parts)
-    assert batch.graph.batch_num_nodes().tolist() == [3, 1, 5]
-    assert batch.nodes_graph.tolist() == [0] * 3 + [1] + [2] * 5
+    assert batch.kind_counts.tolist() == [3, 1, 5]
+    assert batch.graph_kinds.tolist() == list(range(9))
+    assert batch.graph_sizes.tolist() == [1] * 9
     assert batch.site_offsets.tolist() == [0, 5, 6, 37]
     for index, (part, start) in enumerate(zip(parts, (0, 3, 4), strict=True)):
         own = slice(batch.site_offsets[index], batch.site_offsets[index + 1])

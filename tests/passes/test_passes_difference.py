@@ -13,11 +13,11 @@ from tvm import relax
 from tvm.relax import op as rx
 
 from rlflow_tvm.errors import RewriteError
+from rlflow_tvm.hashing import mixed, mixed_one
 from rlflow_tvm.passes import GraphState, RewriteAction, RewriteRule, RuleSet, default_rules
 from rlflow_tvm.passes.apply import apply_match
 from rlflow_tvm.passes.difference import Difference
 from rlflow_tvm.passes.fingerprint import distinct, fingerprints
-from rlflow_tvm.passes.hashing import mixed, mixed_one
 from rlflow_tvm.search import random_states
 
 STEPS = 8

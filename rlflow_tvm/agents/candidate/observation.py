@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from rlflow_tvm.agents.alike import JoinedKinds, NodeKinds, alike, refined, rows_hashed
 from rlflow_tvm.agents.backend import dgl
 from rlflow_tvm.agents.observation import graph_copied
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.errors import AgentError
+from rlflow_tvm.hashing import mixed
 
 _PARTS = {"node_candidate", "candidate_rules"}
 
@@ -75,6 +77,73 @@ class CandidateObservation:
         """How many actions are legal."""
         return len(self.site_numbers)
 
+    def kinds(self, reach: tuple[int, int] | None) -> CandidateKinds:
+        """What of it is told apart so many edges far, from the graph's nodes and from added ones; worked out once, for
+        an update asks in each of its passes."""
+        known: dict[tuple[int, int] | None, CandidateKinds] = vars(self).setdefault("_kinds", {})
+        if reach not in known:
+            known[reach] = CandidateKinds.of(self, reach)
+        return known[reach]
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateKinds:
+    """The nodes of an observation's graph and its sites, alike ones once (U kinds of nodes; K of sites: candidates of
+    one rule that add and remove the same, and of whose places the same is known)."""
+
+    nodes: NodeKinds
+    of_site: np.ndarray  # int64 (S,), each site's kind
+    number: int  # K
+    added: np.ndarray  # float32 (M, F), the nodes that those add
+    added_site: np.ndarray  # int64 (M,), by which kind
+    links: np.ndarray  # int64 (E, 2), edges to and from them: the graph's kinds of nodes first, these from U on
+    edges: np.ndarray  # float32 (E, Fe)
+    removed: np.ndarray  # int64 (R, 2), (kind of site, kind of node)
+    stops: np.ndarray  # float32 (K,), 1 for stop
+    known: np.ndarray  # float32 (K, 2P+1)
+
+    @staticmethod
+    def of(seen: CandidateObservation, reach: tuple[int, int] | None) -> CandidateKinds:
+        """Those of an observation, of what looks the same so many edges far, from the graph's nodes and from added
+        ones; None: all is told apart."""
+        own = int((seen.node_candidate < 0).sum())
+        links = seen.edge_links.astype(np.int64)
+        inner = (links < own).all(axis=1)
+        nodes = NodeKinds.of(seen.nodes[:own], seen.edges[inner], links[inner], None if reach is None else reach[0])
+        owner, links, edges = seen.node_candidate[own:].astype(np.int64), links[~inner], seen.edges[~inner]
+        if reach is None or nodes.names is None:
+            first = of_site = np.arange(seen.num_sites)
+        else:
+            graph = nodes.names[nodes.of_node]
+            look = np.concatenate([graph, rows_hashed(seen.nodes[own:])])
+            told = rows_hashed(edges)
+            for _ in range(reach[1]):  # the graph's own stay as they are
+                look[own:] = refined(look, links, told)[own:]
+            differs = np.zeros(seen.num_sites, np.uint64)
+            np.add.at(differs, owner, mixed(look[own:]))
+            np.add.at(differs, seen.removed[:, 0], mixed(~graph[seen.removed[:, 1]]))
+            stops = np.arange(seen.num_sites) == seen.num_sites - 1
+            first, of_site = alike(stops, seen.site_rules, differs, seen.site_known)
+        # what candidates of which there is another add and remove is left out
+        number_of = np.full(seen.num_sites, -1)
+        number_of[first] = np.arange(len(first))
+        kept = number_of[owner] >= 0
+        place = np.concatenate([nodes.of_node, np.cumsum(kept) - 1 + len(nodes.sizes)])
+        is_there = np.concatenate([np.ones(own, bool), kept])[links].all(axis=1)
+        gone = seen.removed[number_of[seen.removed[:, 0]] >= 0]
+        return CandidateKinds(
+            nodes=nodes,
+            of_site=of_site,
+            number=len(first),
+            added=seen.nodes[own:][kept],
+            added_site=number_of[owner[kept]],
+            links=place[links[is_there]],
+            edges=edges[is_there],
+            removed=np.stack([number_of[gone[:, 0]], nodes.of_node[gone[:, 1]]], axis=1),
+            stops=(first == seen.num_sites - 1).astype(np.float32),
+            known=seen.site_known[first],
+        )
+
 
 def compact(
     observation: Mapping[str, Any], sizes: CandidateSizes, told: Callable[[np.ndarray], np.ndarray] | None = None
@@ -113,90 +182,99 @@ def compact(
 
 @dataclass(frozen=True, eq=False)
 class CandidateBatch:
-    """Several observations (B of them) as two DGL graphs: all of their graphs' N nodes, and these with the M added ones
-    after them.
+    """Several observations (B of them), alike nodes and alike sites once (N kinds of nodes of the graphs, M nodes that
+    are added, K kinds of sites), as two DGL graphs: of the N, and of these with the M after them.
 
     Attributes:
-        graph: edges both ways, and one from each node to itself; `ndata`: "operator" int64 (N,), "features" (N, F-1),
-            "made" (N, Fe), the sum of the features of the edges into a node.
+        graph: edges into one node of each kind, from its producers and consumers, and one from each to itself;
+            `ndata`: "operator" int64 (N,), "features" (N, F-1), "made" (N, Fe), the sum of the features of the edges
+            from producers.
         changes: the edges from or to added nodes; `edata["features"]`.
+        graph_kinds: kinds of nodes of each graph, one graph after another, (R,).
+        graph_sizes: nodes of each, (R,).
+        kind_counts: kinds of each graph, (B,).
     """
 
     graph: dgl.DGLGraph
     changes: dgl.DGLGraph
-    node_counts: torch.Tensor  # (B,)
+    graph_kinds: torch.Tensor
+    graph_sizes: torch.Tensor
+    kind_counts: torch.Tensor
     added_operator: torch.Tensor  # (M,)
     added_features: torch.Tensor  # (M, F-1)
-    added_site: torch.Tensor  # (M,), ascending
-    removed_node: torch.Tensor  # (K,)
-    removed_site: torch.Tensor  # (K,)
+    added_site: torch.Tensor  # (M,), kinds
+    removed_node: torch.Tensor  # (L,), kinds
+    removed_site: torch.Tensor  # (L,), kinds
+    kind_graph: torch.Tensor  # (K,)
+    kind_sites: torch.Tensor  # (B,) kinds of sites of each graph
+    kind_known: torch.Tensor  # (K, 2P+1)
+    kind_stops: torch.Tensor  # (K,) 1 for stop
+    site_kind: torch.Tensor  # (S,)
     site_graph: torch.Tensor  # (S,)
     site_offsets: np.ndarray  # (B+1,) where each graph's sites begin
     site_rule: torch.Tensor  # (S,) numbers, from 0, of the rules of each graph: the same for its sites of one rule
-    site_known: torch.Tensor  # (S, 2P+1)
-    site_stops: torch.Tensor  # (S,) 1 for stop
 
     @property
     def num_graphs(self) -> int:
-        return len(self.node_counts)
+        return len(self.kind_counts)
 
 
-def collate(observations: Sequence[CandidateObservation]) -> CandidateBatch:
-    """One batch of the given observations, in their order."""
-    own = [each.node_candidate < 0 for each in observations]
-    node_counts, site_counts = [int(each.sum()) for each in own], [each.num_sites for each in observations]
-    added_counts = [len(each) - count for each, count in zip(own, node_counts, strict=True)]
-    node_starts, added_starts = np.cumsum([0, *node_counts]), np.cumsum([0, *added_counts]) + sum(node_counts)
-    site_offsets, site_graph = np.cumsum([0, *site_counts]), np.repeat(np.arange(len(observations)), site_counts)
-    rules = site_graph * 2**16 + np.concatenate([each.site_rules for each in observations])
-    links, inner, removed = [], [], []
-    for number, each in enumerate(observations):
-        # the graph's nodes come first in each: node i of it is node `starts[0] + i`, or an added one
-        count = node_counts[number]
-        starts = np.array([node_starts[number], added_starts[number] - count])
-        links.append(each.edge_links + starts[(each.edge_links >= count).astype(int)])
-        inner.append((each.edge_links < count).all(axis=1))
-        removed.append(each.removed + np.array([site_offsets[number], node_starts[number]]))
-    nodes = np.concatenate([each.nodes[mask] for each, mask in zip(observations, own, strict=True)])
-    added = np.concatenate([each.nodes[~mask] for each, mask in zip(observations, own, strict=True)])
-    edges = torch.from_numpy(np.concatenate([each.edges for each in observations]))
-    joined, within = np.concatenate(links).astype(np.int64), np.concatenate(inner)
-    gone = torch.from_numpy(np.concatenate(removed).astype(np.int64))
-    stops = torch.zeros(int(site_offsets[-1]))
-    stops[site_offsets[1:] - 1] = 1.0
-    added_site = [each.node_candidate[~mask] + start
-                  for each, mask, start in zip(observations, own, site_offsets, strict=False)]  # fmt: skip
+def collate(observations: Sequence[CandidateObservation], reach: tuple[int, int] | None = None) -> CandidateBatch:
+    """One batch of the given observations, in their order; what looks the same so many edges far, from the graph's
+    nodes and from added ones, is in it once (None: all is told apart)."""
+    each = [observation.kinds(reach) for observation in observations]
+    joined = JoinedKinds.of([kinds.nodes for kinds in each])
+    total = len(joined.nodes)
+    site_offsets = np.cumsum([0, *(observation.num_sites for observation in observations)])
+    site_graph = np.repeat(np.arange(len(observations)), np.diff(site_offsets))
+    rules = site_graph * 2**16 + np.concatenate([observation.site_rules for observation in observations])
+    kind_starts = np.cumsum([0, *(kinds.number for kinds in each)])
+    links, removed, added = [], [], 0
+    for number, kinds in enumerate(each):
+        # the graph's kinds come first in each, and are some of all graphs'; what is added comes after all of those
+        own = joined.kinds[joined.starts[number] : joined.starts[number + 1]]
+        links.append(np.concatenate([own, total + added + np.arange(len(kinds.added))])[kinds.links])
+        removed.append(np.stack([kinds.removed[:, 0] + kind_starts[number], own[kinds.removed[:, 1]]], axis=1))
+        added += len(kinds.added)
+    gone = torch.from_numpy(np.concatenate(removed))
+    new = torch.from_numpy(np.concatenate([kinds.added for kinds in each]))
+    starting = list(zip(each, kind_starts, strict=False))
     return CandidateBatch(
-        graph=_attended(nodes, torch.from_numpy(joined[within]), edges[torch.from_numpy(within)]),
-        changes=_graph(torch.from_numpy(joined[~within]), len(nodes) + len(added), edges[torch.from_numpy(~within)]),
-        node_counts=torch.tensor(node_counts),
-        added_operator=torch.from_numpy(added[:, 0]).long(),
-        added_features=torch.from_numpy(added[:, 1:]),
-        added_site=torch.from_numpy(np.concatenate(added_site).astype(np.int64)),
+        graph=_attended(joined),
+        changes=_graph(np.concatenate(links), total + added, np.concatenate([kinds.edges for kinds in each])),
+        graph_kinds=torch.from_numpy(joined.kinds),
+        graph_sizes=torch.from_numpy(joined.sizes),
+        kind_counts=torch.from_numpy(np.diff(joined.starts)),
+        added_operator=new[:, 0].long(),
+        added_features=new[:, 1:],
+        added_site=torch.from_numpy(np.concatenate([kinds.added_site + start for kinds, start in starting])),
         removed_node=gone[:, 1],
         removed_site=gone[:, 0],
+        kind_graph=torch.from_numpy(np.repeat(np.arange(len(each)), np.diff(kind_starts))),
+        kind_sites=torch.from_numpy(np.diff(kind_starts)),
+        kind_known=torch.from_numpy(np.concatenate([kinds.known for kinds in each])),
+        kind_stops=torch.from_numpy(np.concatenate([kinds.stops for kinds in each])),
+        site_kind=torch.from_numpy(np.concatenate([kinds.of_site + start for kinds, start in starting])),
         site_graph=torch.from_numpy(site_graph),
         site_offsets=site_offsets,
         site_rule=torch.from_numpy(np.unique(rules, return_inverse=True)[1]),
-        site_known=torch.from_numpy(np.concatenate([each.site_known for each in observations])),
-        site_stops=stops,
     )
 
 
-def _graph(links: torch.Tensor, nodes: int, edges: torch.Tensor) -> dgl.DGLGraph:
-    graph = dgl.graph((links[:, 0], links[:, 1]), num_nodes=nodes)
-    graph.edata["features"] = edges
+def _graph(links: np.ndarray, nodes: int, edges: np.ndarray) -> dgl.DGLGraph:
+    ends = torch.from_numpy(links)
+    graph = dgl.graph((ends[:, 0], ends[:, 1]), num_nodes=nodes)
+    graph.edata["features"] = torch.from_numpy(edges)
     return graph
 
 
-def _attended(nodes: np.ndarray, links: torch.Tensor, edges: torch.Tensor) -> dgl.DGLGraph:
-    """A graph's nodes as `CandidateBatch.graph` has them."""
-    each = torch.arange(len(nodes))
-    sources, destinations = links[:, 0], links[:, 1]
-    graph = dgl.graph(
-        (torch.cat([sources, destinations, each]), torch.cat([destinations, sources, each])), num_nodes=len(nodes)
-    )
-    graph.ndata["operator"] = torch.from_numpy(nodes[:, 0]).long()
-    graph.ndata["features"] = torch.from_numpy(nodes[:, 1:])
-    graph.ndata["made"] = torch.zeros(len(nodes), edges.shape[1]).index_add(0, destinations, edges)
+def _attended(joined: JoinedKinds) -> dgl.DGLGraph:
+    """Graphs' nodes as `CandidateBatch.graph` has them."""
+    itself = np.arange(len(joined.nodes))
+    ends = torch.from_numpy(np.concatenate([*joined.heard, np.stack([itself, itself], axis=1)]))
+    graph = dgl.graph((ends[:, 0], ends[:, 1]), num_nodes=len(itself))
+    nodes, edges = torch.from_numpy(joined.nodes), torch.from_numpy(joined.edges[0])
+    graph.ndata["operator"], graph.ndata["features"] = nodes[:, 0].long(), nodes[:, 1:]
+    destinations = torch.from_numpy(joined.heard[0][:, 1])
+    graph.ndata["made"] = torch.zeros(len(itself), edges.shape[1]).index_add(0, destinations, edges)
     return graph

@@ -24,12 +24,12 @@ from rlflow_tvm.agents.candidate.observation import (
     collate,
     compact,
 )
-from rlflow_tvm.agents.encoder import BothWays, MessageRound
+from rlflow_tvm.agents.encoder import BothWays, MessageRound, pooled
 from rlflow_tvm.agents.graph_policy import GraphPolicy, Told, pick
 from rlflow_tvm.agents.heads import STOP_BIAS, PolicyOutput, entropies, segment_log_softmax
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.agents.prior import Prior, features
-from rlflow_tvm.agents.segments import segment_max, segment_mean
+from rlflow_tvm.agents.segments import segment_max
 
 
 class AttentionEncoder(nn.Module):
@@ -58,19 +58,23 @@ class AttentionEncoder(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(layers))
         self.readout = nn.Sequential(nn.Linear(2 * hidden + 1, hidden), nn.ReLU())
 
+    @property
+    def reach(self) -> int:
+        """How many edges far a node's embedding depends on what is there: one begins with the edges into it."""
+        return len(self.layers) + 1
+
     def node(self, operator: torch.Tensor, described: torch.Tensor) -> torch.Tensor:
         """What nodes are for themselves, (n, hidden)."""
         return torch.relu(self.operator(operator) + self.features(described))
 
-    def forward(self, graph: dgl.DGLGraph, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Node embeddings (N, hidden) and readouts (B, hidden), of graphs with `counts` (B,) nodes each."""
+    def forward(self, batch: CandidateBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embeddings of the kinds of nodes (N, hidden), and readouts (B, hidden)."""
+        graph = batch.graph
         h = self.node(graph.ndata["operator"], graph.ndata["features"])
         h = torch.relu(self.edges(torch.cat([graph.ndata["made"], h], dim=1)))
         for layer, norm in zip(self.layers, self.norms, strict=True):
             h = norm(layer(graph, h).flatten(1))
-        pooled = [segment_mean(h, counts), segment_max(h, counts)]
-        size = counts.float().log1p().unsqueeze(1) / 6.0  # about 1 for 400 nodes
-        return h, self.readout(torch.cat([*pooled, size], dim=1))
+        return h, self.readout(pooled(h, batch.graph_kinds, batch.graph_sizes, batch.kind_counts))
 
 
 class CandidatePolicy(GraphPolicy[CandidateObservation, CandidateBatch]):
@@ -108,24 +112,26 @@ class CandidatePolicy(GraphPolicy[CandidateObservation, CandidateBatch]):
         self.places = Places()
 
     def forward(self, batch: CandidateBatch) -> PolicyOutput:
-        h, readout = self.encoder(batch.graph, batch.node_counts)
-        sites = self.body(self._candidates(batch, h) + self.around(readout).index_select(0, batch.site_graph))
-        prior = self.prior(batch.site_known)
-        logits = self.score_head(sites).squeeze(1) + prior + self.stop_bias * batch.site_stops
+        h, readout = self.encoder(batch)
+        sites = self.body(self._candidates(batch, h) + self.around(readout).index_select(0, batch.kind_graph))
+        prior = self.prior(batch.kind_known)
+        scores = self.score_head(sites).squeeze(1) + prior + self.stop_bias * batch.kind_stops
+        logits = scores.index_select(0, batch.site_kind)
         if self.by_rule:
-            logits = logits - _shared(prior, batch.site_rule)
+            logits = logits - _shared(prior.index_select(0, batch.site_kind), batch.site_rule)
         log_probs = segment_log_softmax(logits, batch.site_graph, batch.num_graphs)
-        best = segment_max(sites, torch.from_numpy(np.diff(batch.site_offsets)))
+        best = segment_max(sites, batch.kind_sites)
         values = self.scaled(self.value_head(self.value_body(torch.cat([readout, best], dim=1))))
         return PolicyOutput(log_probs, values, entropies(log_probs, batch.site_graph, batch.num_graphs))
 
     def _candidates(self, batch: CandidateBatch, h: torch.Tensor) -> torch.Tensor:
-        """Embeddings of the sites (S, hidden) as differences to their graphs, whose nodes' are `h` (N, hidden)."""
+        """Embeddings of the kinds of sites (K, hidden) as differences to their graphs, whose nodes' are `h`
+        (N, hidden)."""
         new = self.encoder.node(batch.added_operator, batch.added_features)
-        links = BothWays(batch.changes)
+        links = BothWays(batch.changes, dgl.reverse(batch.changes, copy_ndata=False, copy_edata=True))
         for each in self.rounds:  # the graph's own nodes stay as they are: no candidate is there yet
-            new = each(links, torch.cat([h, new]), batch.changes.edata["features"])[len(h) :]
-        sites = len(batch.site_graph)
+            new = each(links, torch.cat([h, new]), first=len(h))
+        sites = len(batch.kind_graph)
         came, went = batch.added_site, batch.removed_site
         old = batch.graph.ndata["features"].index_select(0, batch.removed_node)
         counts = [torch.bincount(which, minlength=sites).float() for which in (came, went)]
@@ -135,7 +141,7 @@ class CandidatePolicy(GraphPolicy[CandidateObservation, CandidateBatch]):
             self.added(_means(new, came, counts[0]))
             + self.removed(_means(h.index_select(0, batch.removed_node), went, counts[1]))
             + self.difference(told)
-            + self.known(features(batch.site_known))
+            + self.known(features(batch.kind_known))
         )
 
     def compact(self, observation: Mapping[str, Any], told: Told | None = None) -> CandidateObservation:
@@ -144,7 +150,7 @@ class CandidatePolicy(GraphPolicy[CandidateObservation, CandidateBatch]):
 
     def collate(self, observations: Sequence[CandidateObservation]) -> CandidateBatch:
         """See `observation.collate`."""
-        return collate(observations)
+        return collate(observations, (self.encoder.reach, len(self.rounds)))
 
     @torch.inference_mode()
     def choose(self, observation: CandidateObservation, rng: np.random.Generator | None) -> tuple[int, float, float]:

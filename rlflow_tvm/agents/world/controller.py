@@ -12,13 +12,14 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from rlflow_tvm.agents.alike import alike
 from rlflow_tvm.agents.graph_policy import Told
-from rlflow_tvm.agents.heads import SiteKinds, TwoStepHeads, TwoStepOutput
+from rlflow_tvm.agents.heads import TwoStepHeads, TwoStepOutput
 from rlflow_tvm.agents.observation import (
     CompactObservation,
     ObservationSizes,
     SiteBatch,
-    collate,
+    SiteKinds,
     collate_sites,
     compact,
     legal_sites,
@@ -49,12 +50,7 @@ class LatentObservation:
     def kinds(self) -> tuple[np.ndarray, np.ndarray]:
         """One site of each kind, by rule, (K,), and of each site the number of its kind, (S,): alike are sites of one
         rule of whose places the same is known. A batch is made of the same observations many times over."""
-        # a row's bytes, the rule first: their order is that of the rules (high byte first, none is negative)
-        rows = np.empty(len(self.site_rules), [("rule", ">i2"), ("known", "V", self.site_known[0].nbytes)])
-        rows["rule"] = self.site_rules
-        rows["known"] = np.ascontiguousarray(self.site_known).view(rows["known"].dtype)[:, 0]
-        _, first, kind = np.unique(rows.view(f"V{rows.itemsize}"), return_index=True, return_inverse=True)
-        return first, kind
+        return alike(self.site_rules, self.site_known)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,14 +96,10 @@ class Controller(SitePolicy[LatentObservation, LatentBatch]):
 
     def collate(self, observations: Sequence[LatentObservation]) -> LatentBatch:
         sites = collate_sites(observations)
-        counts = np.array([len(observation.kinds[0]) for observation in observations])
-        first, kind = (np.concatenate(each) for each in zip(*(each.kinds for each in observations), strict=True))
-        first += np.repeat(sites.site_offsets[:-1], counts)
-        kind += np.repeat(np.cumsum(counts) - counts, np.diff(sites.site_offsets))
         return LatentBatch(
             **vars(sites),
             vectors=torch.from_numpy(np.stack([observation.vector for observation in observations])),
-            kinds=SiteKinds.of(sites, torch.from_numpy(first), torch.from_numpy(kind)),
+            kinds=SiteKinds.joined(sites, [observation.kinds for observation in observations]),
             kind_known=torch.from_numpy(np.concatenate([each.site_known[each.kinds[0]] for each in observations])),
         )
 
@@ -144,7 +136,7 @@ class Eyes:
     ) -> list[LatentObservation]:
         """What the controller sees of graphs, one of each of the episodes, and is `told` of places (S, 2P+1)."""
         self._episodes, self._seen = torch.tensor(episodes), kept
-        self._latents = self.vision(collate(kept))
+        self._latents = self.vision.see(kept)
         vectors = torch.cat([self._latents, self._state.h[self._episodes]], dim=1).numpy()
         return [
             LatentObservation(vector, each.site_rules, each.site_locations, known)

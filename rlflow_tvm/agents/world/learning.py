@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import utils
 
-from rlflow_tvm.agents.observation import CompactObservation, collate
+from rlflow_tvm.agents.observation import CompactObservation
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.world.config import WorldModelConfig
 from rlflow_tvm.agents.world.model import Experience, Followed, WorldModel, actions_of, facts_of, memory_losses
@@ -137,7 +137,7 @@ class VisionLearner(Learner):
         return float(np.average(losses, weights=[len(rows) for rows in parts]))
 
     def _losses(self, graphs: _Graphs, rows: np.ndarray) -> Losses:
-        latents = self._model.vision(collate([graphs.observations[row] for row in rows]))
+        latents = self._model.vision.see([graphs.observations[row] for row in rows])
         found = self._model.vision.losses(latents, graphs.facts[rows])
         return found | {"reward": self._model.vision.reward_loss(latents, graphs.actions[rows])}
 

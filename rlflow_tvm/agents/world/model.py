@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rlflow_tvm.agents.observation import CompactObservation, ObservationSizes, collate
+from rlflow_tvm.agents.observation import CompactObservation, ObservationSizes
 from rlflow_tvm.agents.rollout import Episode
 from rlflow_tvm.agents.savings import savings, squeezed
 from rlflow_tvm.agents.world.memory import Memory, Prediction, Steps
@@ -73,7 +73,7 @@ class WorldModel(nn.Module):
     def latents(self, observations: Sequence[CompactObservation]) -> torch.Tensor:
         """z of each observation, (T, Z)."""
         parts = [observations[start : start + _AT_ONCE] for start in range(0, len(observations), _AT_ONCE)]
-        return torch.cat([self.vision(collate(part)) for part in parts])
+        return torch.cat([self.vision.see(part) for part in parts])
 
     def trace(self, episode: Episode) -> Trace:
         """An episode in latents, by V as it is now."""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from rlflow_tvm.agents.encoder import GraphEncoder
-from rlflow_tvm.agents.observation import CompactObservation, GraphBatch, ObservationSizes
+from rlflow_tvm.agents.observation import CompactObservation, GraphBatch, ObservationSizes, collate
 
 _LEAST_SECS = 1e-9
 """Below any kernel's: what a graph counts as that costs nothing."""
@@ -104,6 +104,11 @@ class Vision(nn.Module):
         """Latents (B, Z)."""
         _, readout = self.encoder(batch)
         return self.norm(self.to_latent(readout))
+
+    def see(self, observations: Sequence[CompactObservation]) -> torch.Tensor:
+        """Latents of some observations, (B, Z)."""
+        latents: torch.Tensor = self(collate(observations, self.encoder.reach))
+        return latents
 
     def losses(self, latents: torch.Tensor, facts: GraphFacts) -> dict[str, torch.Tensor]:
         """What is told wrongly from latents (B, Z), by kinds, each a mean."""
