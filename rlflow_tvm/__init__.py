@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 
 kernels.register()
 # An error that a pass raises travels through TVM's C++: registered classes come out as they went in.
-for _error in (*errors.RlflowError.__subclasses__(), errors.Ended, KeyboardInterrupt):
+for _error in (*errors.kinds(), errors.Ended, KeyboardInterrupt):
     tvm_ffi.register_error(_error)
 
 # Loaded when first used: a build that only replays a plan needs neither measuring nor environments.

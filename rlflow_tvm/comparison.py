@@ -196,7 +196,7 @@ def _inputs(original: tvm.IRModule, onnx_file: Path, seed: int) -> list[np.ndarr
     except (FrontendError, RewriteError) as error:
         log.warning("%s", error)
         run = None
-    return list((random_inputs(original, seed) if run is None else run[0]).values())
+    return list((random_inputs(original, seed) if run is None else run.inputs()).values())
 
 
 def _built(

@@ -166,9 +166,10 @@ def summary(
     run: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]] | None = None,
 ) -> Comparison:
     """What the times and outputs of the candidates, by name, come to; `labels` of the searches, at least one; `run`:
-    the reference's outputs for other `inputs`, by which it is told what it decides (all of it without)."""
+    the reference's outputs for `inputs`, and for others, by which it is told what it decides (all of it without). ONNX
+    Runtime's outputs are those of the graph as it is: what it makes of one to be fast may round otherwise."""
     reference = reference_of(measured)
-    expected = measured[reference].outputs
+    expected = measured[reference].outputs if run is None or reference != ONNXRUNTIME else run(inputs)
     decided = Decided(run or (lambda _: []), inputs, expected)
     baseline = min((n for n in (UNSEARCHED, CONVERTED) if n in measured), key=lambda n: measured[n].run_secs)
     rows = tuple(

@@ -53,8 +53,9 @@ def range_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) ->
 
 
 def _extent(values: np.ndarray) -> np.ndarray:
-    """The range along the last axis, at least a hundredth of the largest magnitude."""
-    return np.maximum(np.ptp(values, axis=-1), 0.01 * np.abs(values).max(axis=-1))
+    """The range along the last axis, at least a hundredth of the largest magnitude, which it is of a single number."""
+    least = 0.01 if values.shape[-1] > 1 else 1.0
+    return np.maximum(np.ptp(values, axis=-1), least * np.abs(values).max(axis=-1))
 
 
 def _slices_error(found: np.ndarray, wanted: np.ndarray) -> float:

@@ -5,11 +5,20 @@ A message is one line that names the thing and the remedy; the commands print it
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 
 class RlflowError(Exception):
     """Base of every error that a user can mend."""
 
     exit_code = 1
+
+
+def kinds(of: type[RlflowError] = RlflowError) -> Iterator[type[RlflowError]]:
+    """All kinds of an error, those of its kinds included."""
+    for kind in of.__subclasses__():
+        yield kind
+        yield from kinds(kind)
 
 
 class UsageError(RlflowError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,12 @@ import tvm
 
 from rlflow_tvm.cost import link_library
 from rlflow_tvm.differences import TOLERANCE, Decided
-from rlflow_tvm.errors import FrontendError, RewriteError
+from rlflow_tvm.errors import FrontendError, RewriteError, UsageError
 from rlflow_tvm.frontend import onnxruntime_outputs, put_in_place, random_inputs, saved, to_onnx
 from rlflow_tvm.frontend.load import one_line
-from rlflow_tvm.verify import ENOUGH_FINITE, finite_share, positive, run_executable
+from rlflow_tvm.verify import ENOUGH_FINITE, finite_share, joined, positive, run_executable
+
+LIBRARY_SUFFIXES = (".so", ".dylib", ".dll")
 
 
 def export(mod: tvm.IRModule, path: Path, original: Path, seed: int = 0) -> float | None:
@@ -36,7 +39,7 @@ def export(mod: tvm.IRModule, path: Path, original: Path, seed: int = 0) -> floa
                 f"{path}: onnx.checker refuses it ({one_line(refused)}): this is a bug, please report it"
             ) from refused
         run = reference_run(mod, original, seed)
-        return None if run is None else _checked(onnxruntime_outputs(str(file), run[0]), run, original, path)
+        return None if run is None else _checked(lambda inputs: onnxruntime_outputs(str(file), inputs), run, path)
 
 
 def save_library(
@@ -56,15 +59,41 @@ def save_library(
         run = None if original is None else reference_run(mod, original, seed)
         if original is None or run is None:
             return None
-        found = run_executable(tvm.runtime.load_module(str(temporary)), list(run[0].values()))
-        return _checked(found, run, original, path)
+        library = tvm.runtime.load_module(str(temporary))
+        return _checked(lambda inputs: run_executable(library, list(inputs.values())), run, path)
 
 
-def reference_run(
-    mod: tvm.IRModule, original: Path, seed: int = 0
-) -> tuple[dict[str, np.ndarray], list[np.ndarray]] | None:
-    """Random inputs, without negative numbers where the model takes a root of them or a logarithm, and ONNX Runtime's
-    outputs of the `original` file for them; None without onnxruntime.
+def check_library_name(path: Path) -> None:
+    """UsageError for a name that TVM would not load: it goes by what the name ends in."""
+    if path.suffix not in LIBRARY_SUFFIXES:
+        raise UsageError(
+            f"--library {path}: TVM loads a shared library by what its name ends in; call it {path.name}.so"
+        )
+
+
+@dataclass(frozen=True)
+class ReferenceRun:
+    """ONNX Runtime's run of the `original` file, of which `mod` was imported, for inputs drawn by `seed`, without
+    negative numbers if they are to be `positive`."""
+
+    mod: tvm.IRModule
+    original: Path
+    seed: int
+    positive: bool
+
+    def inputs(self, number: int = 0) -> dict[str, np.ndarray]:
+        """Those of the run, or others."""
+        drawn = random_inputs(self.mod, self.seed + number)
+        return {name: positive(array) for name, array in drawn.items()} if self.positive else drawn
+
+    def outputs(self, number: int = 0) -> list[np.ndarray]:
+        """For those."""
+        return onnxruntime_outputs(str(self.original), self.inputs(number))
+
+
+def reference_run(mod: tvm.IRModule, original: Path, seed: int = 0) -> ReferenceRun | None:
+    """A run of the `original` file, without negative numbers where the model takes a root of them or a logarithm; None
+    without onnxruntime.
 
     Raises:
         FrontendError: as `check_original`.
@@ -72,14 +101,14 @@ def reference_run(
     """
     if not _has_onnxruntime():
         return None
-    plain = random_inputs(mod, seed)
-    for inputs in (plain, {name: positive(array) for name, array in plain.items()}):
-        outputs = onnxruntime_outputs(str(original), inputs)
-        if finite_share(outputs) >= ENOUGH_FINITE:
-            return inputs, outputs
+    for only_positive in (False, True):
+        run = ReferenceRun(mod, original, seed, only_positive)
+        share = finite_share(run.outputs())
+        if share >= ENOUGH_FINITE:
+            return run
     raise RewriteError(
-        f"{original}: {100 * (1 - finite_share(outputs)):.0f} % of an output is NaN or infinite on random inputs, "
-        "without negative ones too: nothing could be held against it; look for the operator that makes it so"
+        f"{original}: {100 * (1 - share):.0f} % of an output is NaN or infinite on random inputs, without negative "
+        "ones too: nothing could be held against it; look for the operator that makes it so"
     )
 
 
@@ -101,13 +130,17 @@ def onnxruntime_run(file: Path, names: Iterable[str]) -> Callable[[Sequence[np.n
 
 
 def _checked(
-    found: Sequence[np.ndarray], run: tuple[dict[str, np.ndarray], list[np.ndarray]], original: Path, path: Path
+    run: Callable[[dict[str, np.ndarray]], Sequence[np.ndarray]], reference: ReferenceRun, path: Path
 ) -> float:
-    inputs, expected = run
-    error = Decided(onnxruntime_run(original, inputs), list(inputs.values()), expected).error(found)
+    """How far what `run` computes is from what the original does; RewriteError where that is too far."""
+    inputs = reference.inputs()
+    expected = joined(reference.outputs(), reference.outputs)
+    found = joined(run(inputs), lambda number: run(reference.inputs(number)))
+    error = Decided(onnxruntime_run(reference.original, inputs), list(inputs.values()), expected).error(found)
     if not error <= TOLERANCE:
         raise RewriteError(
-            f"{path}: its outputs differ from those of {original} by {error:.1e} of their range ({TOLERANCE:g} is "
-            "allowed) with ONNX Runtime: it was not written; this is a bug, please report it with the plan"
+            f"{path}: its outputs differ from those of {reference.original} by {error:.1e} of their range "
+            f"({TOLERANCE:g} is allowed) with ONNX Runtime: it was not written; this is a bug, please report it with "
+            "the plan"
         )
     return error

@@ -66,7 +66,7 @@ def main(
         ratio_json,
     )
     from rlflow_tvm.errors import UsageError
-    from rlflow_tvm.exporting import export, reference_run, save_library
+    from rlflow_tvm.exporting import check_library_name, export, reference_run, save_library
     from rlflow_tvm.frontend import from_onnx, to_onnx
     from rlflow_tvm.kernels import vector_lanes
     from rlflow_tvm.passes import default_rules
@@ -97,6 +97,7 @@ def main(
     if onnx is not None:
         to_onnx(mod)
     if library is not None:
+        check_library_name(library)
         check_linker(library)
     runs_here = remote is None and tvm_target.kind.name == "llvm"
     if onnx is not None or (library is not None and runs_here):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -99,8 +99,9 @@ class Comparison:
             expected = self._run(start)
             finite = finite_share(expected)
             visible = min((_visible_share(output) for output in expected), default=1.0)
-            if any(map(_is_few_floats, expected)) and finite >= ENOUGH_FINITE:
-                visible *= self._is_varied(start, expected)
+            if finite >= ENOUGH_FINITE:
+                # else it is saturated, as a sigmoid that is 0 or 1 whatever comes
+                visible *= all(_distinct(expected[i]) > 2 for i in self._few)
             if (finite, visible) > best:
                 best, chosen = (finite, visible), (self._positive, self._inputs, weights, expected)
             if finite == 1.0 and visible >= _ENOUGH_VISIBLE:
@@ -121,16 +122,12 @@ class Comparison:
         self._decided = Decided(self._started, self._inputs, expected)
 
     def _run(self, state: GraphState, choices: Choices = BY_SHAPE) -> list[np.ndarray]:
-        """The state's outputs, and behind them those that are a few labels for other inputs too: one label stays what
-        it is whatever was lost."""
+        """The state's outputs, as `joined` has them; `_few` are those of a few floats."""
         bound, device = Detached(state.mod, self._weights).bind(), device_of(self._target)
         executable = build_module(bound, self._target, choices)
         found = run_executable(executable, self._inputs, device)
-        few = [i for i, output in enumerate(found) if _is_few(output) and output.dtype.kind in "iub"]
-        for other in range(1, -(-_LABELS // min((found[i].size for i in few), default=_LABELS))):
-            outputs = run_executable(executable, self._other_inputs(other), device)
-            found += [outputs[i] for i in few]
-        return found
+        self._few = [i for i, output in enumerate(found) if _is_few_floats(output)]
+        return joined(found, lambda number: run_executable(executable, self._other_inputs(number), device))
 
     def _started(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The start's outputs for other inputs."""
@@ -143,17 +140,6 @@ class Comparison:
     def _other_inputs(self, number: int) -> list[np.ndarray]:
         drawn = random_inputs(self._start.mod, self._seed + number).values()
         return [positive(array) if self._positive else array for array in drawn]
-
-    def _is_varied(self, start: GraphState, expected: Sequence[np.ndarray]) -> bool:
-        """Whether each output of a few floats has more than two values, for these inputs and others: else it is
-        saturated, as a sigmoid that is 0 or 1 whatever comes."""
-        few = [i for i, output in enumerate(expected) if _is_few_floats(output)]
-        seen = [expected]
-        if others := range(1, -(-_NUMBERS // min(expected[i].size for i in few))):
-            bound = Detached(start.mod, self._weights).bind()
-            executable, device = build_module(bound, self._target), device_of(self._target)
-            seen += [run_executable(executable, self._other_inputs(other), device) for other in others]
-        return all(_distinct(np.concatenate([outputs[i].ravel() for outputs in seen])) > 2 for i in few)
 
     def error(self, state: GraphState, choices: Choices = BY_SHAPE) -> float:
         """Largest difference between `state`'s outputs and the start's, as a share of the output's range, of integers
@@ -233,8 +219,8 @@ _DRAWS = (
 )
 _ENOUGH_VISIBLE = 0.1
 _FEW = 16  # elements of an output, of which no share can be told
-_NUMBERS = 4  # of such an output that are looked at, from as many runs as it takes
-_LABELS = 16  # likewise, of one of integers or booleans, which are compared
+_NUMBERS = 8  # of such an output that are compared, from as many runs as it takes
+_LABELS = 16  # likewise, of one of integers or booleans
 ENOUGH_FINITE = 0.5
 """Of each output; else a difference may not show: NaN is as good as another."""
 
@@ -247,6 +233,26 @@ def finite_share(outputs: Sequence[np.ndarray]) -> float:
 def positive(array: np.ndarray) -> np.ndarray:
     """An input without negative numbers, for models that take a root or a logarithm of it; integers as they are."""
     return array if array.dtype.kind in "iub" else np.abs(array)
+
+
+def joined(outputs: Sequence[np.ndarray], more: Callable[[int], Sequence[np.ndarray]]) -> list[np.ndarray]:
+    """Outputs that can be compared, made of those of one run and of `more`, the runs for other inputs, by number.
+
+    Those of a few floats have the ones for other inputs beside them, (runs, *shape): of a single number nobody knows
+    the range. Those that are a few labels come for other inputs behind all others: one label stays what it is whatever
+    was lost.
+    """
+    runs = {i: -(-(_NUMBERS if _is_few_floats(each) else _LABELS) // each.size)
+            for i, each in enumerate(outputs) if _is_few(each)}  # fmt: skip
+    others = [more(number) for number in range(1, max(runs.values(), default=1))]
+    found, behind = list(outputs), []
+    for i, count in runs.items():
+        rest = [each[i] for each in others[: count - 1]]
+        if not _is_few_floats(outputs[i]):
+            behind += rest
+        elif all(each.shape == outputs[i].shape for each in rest):
+            found[i] = np.stack([outputs[i], *rest])
+    return found + behind
 
 
 def _is_few(output: np.ndarray) -> bool:

@@ -14,7 +14,7 @@ from invented import invented
 from tvm import relax
 
 import rlflow_tvm as rl
-from rlflow_tvm import superoptimize
+from rlflow_tvm import errors, superoptimize
 from rlflow_tvm.cost import CostModel, KernelDatabase, KernelTimer, Measurement, RpcDevices, default_path, timer
 from rlflow_tvm.cost.kernel_worker import LocalWorkers
 from rlflow_tvm.differences import range_error
@@ -97,6 +97,16 @@ def test_every_way_to_build_gives_the_same(mod, network):
         tvm.compile(mod, TARGET, relax_pipeline=registered),
     ):
         assert range_error(outputs(executable, inputs), expected) < 1e-4
+
+
+@pytest.mark.parametrize("kind", [errors.UncomparableError, errors.KernelError, errors.Ended])
+def test_an_error_of_a_pass_comes_out_as_it_went_in(mod, kind):
+    @tvm.transform.module_pass(opt_level=0)
+    def fails(module, context):
+        raise kind(3)
+
+    with pytest.raises(kind):
+        fails(mod)
 
 
 def test_compile_makes_no_database(mod, tmp_path):

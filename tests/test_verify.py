@@ -197,6 +197,21 @@ def test_an_output_of_one_number_is_not_left_saturated(caplog):
     assert re.search(r"is one value or two on random inputs.* might not show", caplog.text)
 
 
+def test_a_single_number_may_be_rounded_otherwise():
+    """Of which nobody knows the range: what is lost beside a hundred is more than a hundred thousandth of it."""
+
+    def shifted(emit, x, v, w):
+        return rx.subtract(emit(rx.nn.relu(emit(rx.add(emit(rx.matmul(x, v)), w)))), w)
+
+    mod = module({"x": (1, 64)}, {"v": (64, 1), "w": (1,)}, shifted)
+    weights = {"v": near_one(64, 1), "w": np.full(1, 1e3, "float32")}
+    right = rewritten(mod, weights, RewriteRule("unshifted", "none", "subtract(relu(add(x, w)), w) => x"))
+    assert 0.0 < check_state(right, TARGET) <= TOLERANCE
+    wrong = rewritten(mod, weights, RewriteRule("halved", "none", "subtract(relu(add(x, w)), w) => relu(x)"))
+    with pytest.raises(RewriteError, match="first after halved@"):
+        check_state(wrong, TARGET)
+
+
 def test_a_label_is_compared_for_many_inputs():
     """For one it mostly stays what it is, whatever is lost."""
 

@@ -73,6 +73,13 @@ def test_unknown_names(run, tmp_path):
     one_line(run("optimize", path, "--shape", "x:1,2"), 2, "--shape")
 
 
+@pytest.mark.parametrize("name", ["model", "libmodel.so.1", "model.tar"])
+def test_a_library_that_could_not_be_loaded(run, tmp_path, name):
+    path = relu_model(tmp_path / "relu.onnx")
+    one_line(run("optimize", path, "--library", tmp_path / name), 2, f"call it {name}.so")
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_model_given_twice(run, tmp_path):
     path = relu_model(tmp_path / "relu.onnx")
     one_line(run("train", path, path, "--out", tmp_path / "out"), 2, "relu.onnx: is given twice; leave one out")

@@ -30,6 +30,25 @@ def test_a_wrong_model_is_not_written(make_model, tmp_path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["original.onnx", "right.onnx"]
 
 
+def test_a_single_number_is_compared_for_many_inputs(make_model, tmp_path) -> None:
+    """Nobody knows the range of one; a rewrite that rounds otherwise is right."""
+
+    def made(shift: float, factor: float = 1.0) -> onnx.ModelProto:
+        nodes = [
+            helper.make_node("MatMul", ["x", "w"], ["t"]),
+            helper.make_node("Add", ["t", "b"], ["u"]),
+            helper.make_node("Sub", ["u", "b"], ["y"]),
+        ]
+        weights = {"w": np.full((64, 1), factor, np.float32), "b": np.full(1, shift, np.float32)}
+        return make_model(nodes, {"x": (1, 64)}, ["y"], weights)
+
+    original = tmp_path / "original.onnx"
+    onnx.save(made(0.0), original)
+    assert 0 < export(from_onnx(made(1e4)), tmp_path / "right.onnx", original) < TOLERANCE
+    with pytest.raises(RewriteError, match="it was not written"):
+        export(from_onnx(made(0.0, 1.01)), tmp_path / "wrong.onnx", original)
+
+
 @pytest.mark.parametrize("first", ["Log", "Sqrt"])
 def test_outputs_that_are_not_finite_are_compared_on_other_inputs(first: str, make_model, tmp_path) -> None:
     """The root of a negative number is NaN, and a product spreads it: any two models would be equal."""
