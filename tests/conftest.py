@@ -38,6 +38,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The file that is last is one of few but long tests, for which the other process would wait: it goes first."""
+    items.sort(key=lambda item: item.path.name != "test_wheel.py")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_garbage_of_other_files() -> Iterator[None]:
     """What a file's tests leave is not held until the garbage of others makes it be found."""

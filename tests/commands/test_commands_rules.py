@@ -29,7 +29,7 @@ def written(folder: Path, *rules: dict) -> Path:
 
 @pytest.mark.slow
 def test_the_catalogue_is_proved_and_holds_when_compiled(run):
-    result = run("rules", "verify", "--seed", 1)
+    result = run("rules", "verify", "--seed", 1, "--jobs", 1)
     assert result.returncode == 0, result.stderr
     assert f"{len(CATALOGUE)} rules proved on " in result.stdout
     assert f"{len(CATALOGUE)} rules checked compiled" in result.stdout
@@ -180,7 +180,7 @@ def test_rules_are_found_proved_and_written(run, tmp_path):
     data = json.loads(out.read_text())
     assert data["search"]["kept"] == len(found)
     assert {entry["catalogue"] for entry in data["rules"]} >= {"permute_after_unary", "relu_idempotent"}
-    verified = run("rules", "verify", out, "--seed", 3)
+    verified = run("rules", "verify", out, "--seed", 3, "--jobs", 1)
     assert verified.returncode == 0, verified.stderr
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from documents import DOCS
+
+from tests.command_process import run_command
 
 SCRIPT = DOCS.parent / "scripts" / "reference.py"
 
@@ -52,9 +53,8 @@ def test_what_pages_import_is_there() -> None:
 def test_options_are_those_of_the_command() -> None:
     text = (DOCS / "reference" / "commands.md").read_text()
     section = text[text.index("## python -m rlflow_tvm.optimize") : text.index("## python -m rlflow_tvm.train")]
-    done = subprocess.run(
-        [sys.executable, "-m", "rlflow_tvm.optimize", "--help"], capture_output=True, text=True, check=True
-    )
+    done = run_command("rlflow_tvm.optimize", ["--help"], os.environ, 60.0)
+    assert done.returncode == 0, done.stderr
     for option in ("--search", "--plan", "--onnx", "--budget", "--tune"):
         assert option in done.stdout
         assert f"- `{option} " in section
