@@ -82,7 +82,9 @@ class CandidateEnv(RewritingEnv[int]):
         found = [told[i] for i in distinct(self.state.graph, differences, refused)]
         self._found, self._duplicates = len(found), len(told) - len(refused) - len(found)
         self.candidates = tuple(found[i] for i in self._fairly([each.rule for each in found]))
-        observation = observe_candidates(self.state.graph, self.candidates, len(self.rule_names), self.most)
+        observation = observe_candidates(
+            self.state.graph, self.candidates, len(self.rule_names), self.most, self.whole_work
+        )
         return observation, bool(self.candidates)
 
     def _difference(self, match: Match) -> tuple[Difference, Change]:

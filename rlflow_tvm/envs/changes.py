@@ -111,8 +111,11 @@ def candidate_space(rules: int, most: int) -> spaces.Dict:
     )
 
 
-def observe_candidates(graph: Graph, candidates: Sequence[Candidate], rules: int, most: int) -> dict[str, Any]:
-    """A graph and its candidates as an observation; candidate number `most` is to stop.
+def observe_candidates(
+    graph: Graph, candidates: Sequence[Candidate], rules: int, most: int, whole: float | None = None
+) -> dict[str, Any]:
+    """A graph and its candidates as an observation; candidate number `most` is to stop. `whole`: see
+    `observation.observe`.
 
     Returns:
         graph: the nodes and edges of the graph as `observation.observe` has them, and after them each candidate's added
@@ -123,7 +126,7 @@ def observe_candidates(graph: Graph, candidates: Sequence[Candidate], rules: int
         candidate_rules: (most + 1,) int16, each one's rule, `rules` to stop, -1 for none.
         candidate_places: (most + 1, P) int64, the keys of where its rule matches (`places.place_keys`), 0 for none.
     """
-    arrays = graph_arrays(graph)
+    arrays = graph_arrays(graph, whole)
     index, first = arrays.index, len(arrays.nodes)
     nodes, counts, edges = [arrays.nodes], [len(each.change.nodes) for each in candidates], list[bytes]()
     links: list[tuple[int, int]] = []
@@ -142,7 +145,7 @@ def observe_candidates(graph: Graph, candidates: Sequence[Candidate], rules: int
         removed += [(number, index[var]) for var in change.removed]
         first += count
     joined = np.concatenate(nodes)
-    joined[len(arrays.nodes) :, WORK] = np.minimum(joined[len(arrays.nodes) :, WORK] / arrays.work, 1.0)
+    joined[len(arrays.nodes) :, WORK] = np.minimum(joined[len(arrays.nodes) :, WORK] / arrays.whole, 1.0)
     found = len(candidates)
     mask = np.zeros(most + 1, np.int8)
     mask[:found] = mask[most] = 1

@@ -14,6 +14,7 @@ import gymnasium
 import tvm
 
 from rlflow_tvm.cost import CostModel, GraphCost, KernelDatabase, default_path
+from rlflow_tvm.envs.observation import graph_arrays
 from rlflow_tvm.envs.problem import RewriteProblem
 from rlflow_tvm.envs.rewards import INVALID_ACTION_REWARD, REWARDS, Reward, Step
 from rlflow_tvm.errors import CostError, EnvError, RlflowError
@@ -77,6 +78,7 @@ class RewritingEnv(gymnasium.Env[dict[str, Any], ActionT], Generic[ActionT], ABC
             self.close()
             raise
         self.problem.keep(self._beginning[0])
+        self.whole_work = graph_arrays(self.problem.start.graph).whole
         self.observation_space, self.action_space = self._spaces()
         self._begin()
 

@@ -62,20 +62,25 @@ def graph_space() -> spaces.Graph:
     )
 
 
-def observe(state: GraphState, refused: set[RewriteAction] | frozenset[RewriteAction] = frozenset()) -> dict[str, Any]:
-    """`state` as an observation; actions in `refused` are masked.
+def observe(
+    state: GraphState,
+    refused: set[RewriteAction] | frozenset[RewriteAction] = frozenset(),
+    whole: float | None = None,
+) -> dict[str, Any]:
+    """`state` as an observation; actions in `refused` are masked. `whole`: the work that nodes' shares are told of, by
+    default the graph's own.
 
     Returns:
         graph: nodes (N, NODE_FEATURES) float32, edges (E, EDGE_FEATURES) float32, edge_links (E, 2) int64, over the
             graph's inputs and everything that is computed at run time (weights and work on them are left out: free).
-            Node features are the operator index; log extents of the shape; log size; log FLOPs; share of the graph's
-            work (roofline estimate); number of users; rank; whether it reads a weight; whether it is an output.
+            Node features are the operator index; log extents of the shape; log size; log FLOPs; share of the
+            `whole` work (roofline estimate); number of users; rank; whether it reads a weight; whether it is an output.
         rule_mask: (R + 1,) int8, the rules that have a site; number R is to stop.
         location_mask: (R + 1, LOCATIONS) int8, the sites that each has.
         location_nodes: (R + 1, LOCATIONS, NODES_PER_LOCATION) int32, the nodes that a site is told by, -1 for none.
         location_places: (R + 1, LOCATIONS, P) int64, the keys of each site's place (`places.place_keys`), 0 for none.
     """
-    arrays = graph_arrays(state.graph)
+    arrays = graph_arrays(state.graph, whole)
     index = arrays.index
     rules = len(state.ruleset.rules)
     location_mask = np.zeros((rules + 1, LOCATIONS), dtype=np.int8)
@@ -113,7 +118,7 @@ class GraphArrays:
     """What is computed at run time, and the inputs before it, as arrays (N nodes, E edges).
 
     `nodes` (N, NODE_FEATURES) float32, `edges` (E, EDGE_FEATURES) float32, `links` (E, 2) int64, `index`: variable ->
-    node, `kinds` (N,) uint64: what each node computes, for itself; `work`: of all of them.
+    node, `kinds` (N,) uint64: what each node computes, for itself; `whole`: the work that their shares are told of.
     """
 
     nodes: np.ndarray
@@ -121,10 +126,12 @@ class GraphArrays:
     links: np.ndarray
     index: dict[relax.Var, int]
     kinds: np.ndarray
-    work: float
+    whole: float
 
 
-def graph_arrays(graph: Graph) -> GraphArrays:
+def graph_arrays(graph: Graph, whole: float | None = None) -> GraphArrays:
+    """A graph as arrays. `whole`: the work that nodes' shares are told of, by default all of the graph's; that of the
+    graph where all began leaves nodes as they are when others change, so that networks see them to be the same."""
     weights = graph.weight_only
     runtime = [node for node in graph.nodes if node.var not in weights]
     inputs = graph.params[: graph.inputs]
@@ -151,14 +158,14 @@ def graph_arrays(graph: Graph) -> GraphArrays:
             if var in index:
                 users[index[var]] += 1
     array = np.frombuffer(b"".join(rows), dtype=np.float32).reshape(len(rows), NODE_FEATURES).copy()
-    total = sum(work) or 1.0
-    array[:, WORK] = np.array(work, dtype=np.float64) / total
+    whole = whole or sum(work) or 1.0
+    array[:, WORK] = np.minimum(np.array(work, dtype=np.float64) / whole, 1.0)
     array[:, USERS] = users_feature(users)
     array[:, READS_WEIGHT] = reads_weight
     array[[index[var] for var in graph.outputs if var in index], IS_OUTPUT] = 1.0
     edges = np.frombuffer(b"".join(edge_rows), dtype=np.float32).reshape(len(edge_rows), EDGE_FEATURES).copy()
     links_array = np.array(links, dtype=np.int64).reshape(len(links), 2)
-    return GraphArrays(array, edges, links_array, index, np.array(kinds, dtype=np.uint64), total)
+    return GraphArrays(array, edges, links_array, index, np.array(kinds, dtype=np.uint64), whole)
 
 
 def users_feature(users: Sequence[int]) -> np.ndarray:

@@ -42,7 +42,7 @@ class GraphRewriteEnv(RewritingEnv[np.ndarray]):
         return self._take(move)
 
     def _observe(self) -> tuple[dict[str, Any], bool]:
-        observation = observe(self.state, self._refused)
+        observation = observe(self.state, self._refused, self.whole_work)
         return observation, bool(observation["rule_mask"][: self.stop].any())
 
     def action_of(self, rule: int, location: int) -> RewriteAction | None:

@@ -80,7 +80,7 @@ def test_the_graph_with_a_candidates_changes_is_the_candidate(name):
     for observation in walk(env, 6):
         graph, owner = observation["graph"], observation["node_candidate"]
         links, first = graph.edge_links, int((owner < 0).sum())
-        np.testing.assert_array_equal(graph.nodes[:first], graph_arrays(env.state.graph).nodes)
+        np.testing.assert_array_equal(graph.nodes[:first], graph_arrays(env.state.graph, env.whole_work).nodes)
         for number, each in enumerate(env.candidates):
             following = graph_arrays(env.state.apply(each.action).graph)
             gone = observation["removed"][observation["removed"][:, 0] == number, 1]
@@ -95,7 +95,7 @@ def test_the_graph_with_a_candidates_changes_is_the_candidate(name):
             replaced = int(moved.sum()) - int((own & (links[:, 1] < first)).sum())
             assert len(following.links) == staying.sum() + own.sum() + replaced
             assert not np.isin(links[own], gone).any(), "what is removed has no edges to what is added"
-            work = following.nodes[:, WORK] * following.work / graph_arrays(env.state.graph).work
+            work = following.nodes[:, WORK] * following.whole / env.whole_work
             shown = graph.nodes[np.concatenate([kept, added]), WORK]
             assert math.isclose(work.sum(), shown.sum(), rel_tol=1e-4)
 
