@@ -13,7 +13,7 @@ from rlflow_tvm.frontend.affine import fold_affine
 from rlflow_tvm.frontend.expand import claim_operators
 from rlflow_tvm.frontend.fold import fold_constants, infer_types
 from rlflow_tvm.frontend.functions import inline_operators
-from rlflow_tvm.frontend.graph import Graph, attributes, inputs_of, rename_inputs, spell_out_defaults, split
+from rlflow_tvm.frontend.graph import Graph, attributes, inputs_of, rename_inputs, spell_out_defaults, split, subgraphs
 from rlflow_tvm.frontend.load import one_line
 from rlflow_tvm.frontend.opset import OLDEST_OPSET, convert, spell_out_rounding
 from rlflow_tvm.frontend.padding import resolve_padding
@@ -21,6 +21,7 @@ from rlflow_tvm.frontend.padding import resolve_padding
 Shapes = Mapping[str, tuple[int, ...]]
 
 _LISTS = {onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS, onnx.AttributeProto.STRINGS}
+_SCALARS = {onnx.AttributeProto.FLOAT: "f", onnx.AttributeProto.INT: "i", onnx.AttributeProto.STRING: "s"}
 _MAY_BE_EMPTY = frozenset({"activation_alpha", "activation_beta", "activations"})
 """Of recurrent layers: as if left out."""
 _MOST_EXTENT = 2**63 - 1  # of a dimension in an ONNX file, and in TVM
@@ -38,19 +39,21 @@ def clean(model: onnx.ModelProto, label: str, shapes: Shapes | None = None) -> G
         FrontendError: the model is invalid, an input has a dynamic dimension without an entry in `shapes`, or
             `shapes` does not fit the inputs.
     """
-    if model.functions:
-        model = _inline(model, label)
     graph = split(model, label)
+    if model.functions:
+        _inline(graph)
     if graph.model.graph.sparse_initializer:
         raise FrontendError(f"{label}: sparse weights are not supported: store them as dense tensors")
     claim_operators(graph)
     _check(graph)
+    _spell_out_zeros(graph.model.graph)
     _drop_empty(graph)
     for node in graph.model.graph.node:
         if node.op_type == "MeanVarianceNormalization" and not node.domain:  # its shape is inferred by its definition
             spell_out_defaults(node, graph.opset)
     old = graph.opset < OLDEST_OPSET
     if old:
+        _forget_output_shapes(graph)
         convert(graph)
     _set_shapes(graph, shapes or {})
     fold_constants(graph)
@@ -67,12 +70,14 @@ def clean(model: onnx.ModelProto, label: str, shapes: Shapes | None = None) -> G
     return graph
 
 
-def _inline(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
+def _inline(graph: Graph) -> None:
+    skeleton, aside = graph.skeleton()  # the inliner takes no more than 2 GB
     try:
-        return inliner.inline_local_functions(model)
+        graph.replace(inliner.inline_local_functions(skeleton), aside)
     except (ValueError, RuntimeError, EncodeError, onnx.checker.ValidationError) as error:
         raise FrontendError(
-            f"{label}: its local functions cannot be inlined ({one_line(error)}): export the model without functions"
+            f"{graph.label}: its local functions cannot be inlined ({one_line(error)}): export the model without "
+            "functions"
         ) from error
 
 
@@ -87,6 +92,18 @@ def _check(graph: Graph) -> None:
         raise FrontendError(
             f"{graph.label}: not a valid ONNX model ({one_line(error)}): export the model again"
         ) from error
+
+
+def _spell_out_zeros(graph: onnx.GraphProto) -> None:
+    """Say that an attribute is 0 where it is not said what it is: other languages' writers leave zeros out, and TVM's
+    importer does not read what is not there."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            field = _SCALARS.get(attribute.type)
+            if field is not None and not attribute.HasField(field):
+                setattr(attribute, field, getattr(attribute, field))
+        for sub in subgraphs(node):
+            _spell_out_zeros(sub)
 
 
 def _drop_empty(graph: Graph) -> None:
@@ -116,7 +133,13 @@ def _set_shapes(graph: Graph, shapes: Shapes) -> None:
         _set_shape(graph, inputs[name], tuple(int(d) for d in shape))
     for name, info in inputs.items():
         _require_static(graph, name, info)
-    for output in graph.model.graph.output:  # inferred anew: the file's may be symbolic, or of another batch size
+    _forget_output_shapes(graph)
+
+
+def _forget_output_shapes(graph: Graph) -> None:
+    """They are inferred anew: the file's may be symbolic, or of another batch size."""
+    inputs = {i.name: i for i in graph.model.graph.input}
+    for output in graph.model.graph.output:
         if output.name in inputs:  # of two entries inference takes the last
             output.type.CopyFrom(inputs[output.name].type)
         elif output.type.HasField("tensor_type"):

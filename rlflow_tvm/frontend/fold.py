@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
@@ -40,6 +41,16 @@ _MISREAD = {
 }
 """The operator set below which ONNX's reference (1.23) gives an operator other values than the standard does, or
 refuses what that allows: TVM computes it."""
+
+_HALVES = frozenset({np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)})
+_SUMMING = frozenset(
+    {
+        *("Conv", "CumSum", "Einsum", "Gemm", "GlobalAveragePool", "InstanceNormalization", "LayerNormalization"),
+        *("LogSoftmax", "MatMul", "RMSNormalization", "Softmax"),
+    }
+)
+"""Besides reductions: ONNX's reference adds halves as halves, of which the sum of 4096 ones is 2048. They are widened
+for it, as ONNX Runtime does, and TVM's kernels do here."""
 
 
 def infer_types(graph: Graph) -> None:
@@ -258,7 +269,11 @@ def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
             return [_gather_elements(data, indices, attributes(node).get("axis", 0))]
         if node.op_type == "Unique" and not attributes(node).get("sorted", 1):  # the reference: sorted all the same
             return _unique(graph.constants[node.input[0]], attributes(node).get("axis"))[: len(node.output)]
-        found = ReferenceEvaluator(model).run(None, {name: graph.constants[name] for name in names})
+        given = {name: graph.constants[name] for name in names}
+        narrow = next((each.dtype for each in given.values() if each.dtype in _HALVES), None)
+        if narrow is not None and (node.op_type in _SUMMING or node.op_type.startswith("Reduce")):
+            given = {name: a.astype(np.float32) if a.dtype in _HALVES else a for name, a in given.items()}
+        found = ReferenceEvaluator(model).run(None, given)
     except np.exceptions.AxisError:  # also an IndexError: axes that are not in order
         return None
     except (IndexError, ArithmeticError) as error:  # TVM would read whatever is there, or wrap around
@@ -273,8 +288,19 @@ def evaluate(graph: Graph, node: onnx.NodeProto) -> list[np.ndarray] | None:
     if any(isinstance(value, list) for value in values):  # a sequence
         return None
     arrays = [np.asarray(value) for value in values]
+    if narrow is not None:
+        arrays = [_narrowed(graph, name, a, narrow) for name, a in zip(node.output, arrays, strict=True)]
     agree = all(_is_as_inferred(graph, name, a) for name, a in zip(node.output, arrays, strict=True) if name)
     return arrays if agree else None
+
+
+def _narrowed(graph: Graph, name: str, array: np.ndarray, narrow: np.dtype) -> np.ndarray:
+    """What was computed of widened halves, in the type that is inferred for it; if none is, halves again."""
+    if array.dtype != np.float32:
+        return array
+    elem_type = graph.types[name].elem_type if name in graph.types else onnx.TensorProto.UNDEFINED
+    with np.errstate(over="ignore"):
+        return array.astype(helper.tensor_dtype_to_np_dtype(elem_type) if elem_type else narrow)
 
 
 def _grows(graph: Graph, node: onnx.NodeProto) -> bool:

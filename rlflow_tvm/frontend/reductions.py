@@ -43,7 +43,7 @@ def _extremum(op: Callable[..., relax.Expr]) -> Converter:
             return None
         axes = _axes(inputs, attrs)
         keepdims = bool(attrs.get("keepdims", 1))
-        if not axes and attrs.get("noop_with_empty_axes", 0):
+        if attrs.get("noop_with_empty_axes", 0) and not axes:
             return inputs[0]
         found = op(relax.op.astype(inputs[0], "int8"), axes or None, keepdims)
         return relax.op.astype(found, "bool")
@@ -55,7 +55,7 @@ def _mean(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> r
     """Of integers, of which TVM's kernel gives int64 whatever they are: the sum over their number, towards zero."""
     x, axes = inputs[0], _axes(inputs, attrs)
     dtype = dtype_of(x)
-    if not dtype.startswith(("int", "uint")) or (not axes and attrs.get("noop_with_empty_axes", 0)):
+    if not dtype.startswith(("int", "uint")) or (attrs.get("noop_with_empty_axes", 0) and not axes):
         return None
     shape = [int(extent) for extent in x.ty.shape.values]
     count = math.prod(shape[axis] for axis in axes or range(len(shape)))
@@ -66,7 +66,7 @@ def _mean(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> r
 def _log_sum_exp(bb: relax.BlockBuilder, inputs: list, attrs: Mapping, opset: int) -> relax.Expr | None:
     """log(sum(exp(x - m))) + m with m the maximum, or 0 where that is infinite: TVM's is NaN there."""
     axes = _axes(inputs, attrs)
-    if not axes and attrs.get("noop_with_empty_axes", 0):
+    if attrs.get("noop_with_empty_axes", 0) and not axes:  # first: what is not asked for is told as not read
         return None
     x = inputs[0]
     most = bb.normalize(relax.op.max(x, axes or None, keepdims=True))

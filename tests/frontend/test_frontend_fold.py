@@ -9,6 +9,7 @@ from small_weights import NORM, drawn, norm_weights
 
 from rlflow_tvm.errors import FrontendError
 from rlflow_tvm.frontend import fold, from_onnx, onnxruntime_outputs
+from rlflow_tvm.frontend.clean import clean
 
 node = helper.make_node
 
@@ -196,3 +197,36 @@ def test_a_constant_is_not_repeated_to_a_very_large_one(repeated, weights, make_
     assert len(operators(mod)) == 2
     weights["n"][0] = 2
     assert operators(from_onnx(make_model(nodes, {"x": (1, 1, 2)}, ["y"], weights))) == ["add"]
+
+
+_NORMALISED = {"LayerNormalization": ("s",), "Softmax": (), "CumSum": ("i",)}
+
+
+@pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean", "ReduceL2", *_NORMALISED])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_constant_halves_are_not_summed_as_halves(operator: str, dtype: str, make_model) -> None:
+    """Of which 4096 ones are 2048, in bfloat16 256, and the square of 300 is infinite."""
+    wide = 300.0 if operator == "ReduceL2" else 1.0
+    w = np.full((4096, 8), wide, np.float64) + np.arange(8)
+    if operator == "Softmax":
+        w = np.tile(np.arange(8.0), (4096, 1)).T.reshape(8, 4096)
+    weights = {"w": w.astype(dtype), "a": np.array([0]), "i": np.array(0), "s": np.ones(8, dtype)}
+    second = _NORMALISED.get(operator, ("a",))
+    graph = clean(
+        make_model(
+            [node(operator, ["w", *second], ["c"]), node("Cast", ["c"], ["f"], to=1), node("Mul", ["x", "f"], ["y"])],
+            {"x": (1,)}, ["y"], weights,
+        ),
+        "halves",
+    )  # fmt: skip
+    (found,) = (array for name, array in graph.constants.items() if name == "f")
+    given = w.astype(dtype).astype(np.float64)
+    expected = {
+        "ReduceSum": lambda: given.sum(0, keepdims=True),
+        "ReduceMean": lambda: given.mean(0, keepdims=True),
+        "ReduceL2": lambda: np.sqrt((given**2).sum(0, keepdims=True)),
+        "CumSum": lambda: given.cumsum(0),
+        "Softmax": lambda: np.full(given.shape, 1 / 4096),
+        "LayerNormalization": lambda: (given - given.mean(1, keepdims=True)) / given.std(1, keepdims=True),
+    }[operator]()
+    np.testing.assert_allclose(found, expected, rtol=2e-2, atol=1e-2)

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from rlflow_tvm.frontend import clean as cleaning
 from rlflow_tvm.frontend import from_onnx, to_onnx
 from rlflow_tvm.frontend.clean import clean
 from rlflow_tvm.frontend.graph import Graph
@@ -89,3 +90,48 @@ def test_a_name_that_looks_like_a_count_is_not_given_twice(make_model):
     graph = clean(make_model(nodes, {"x": (2, 3)}, ["y_1"]), "model")
     assert [graph.fresh_name("y") for _ in range(3)] == ["y_2", "y_3", "y_4"]
     assert from_onnx(make_model(nodes, {"x": (2, 3)}, ["y_1"])) is not None
+
+
+def test_an_attribute_without_its_value_is_zero(make_model, assert_imports_right):
+    """As writers in other languages leave zeros out."""
+    node = helper.make_node("Concat", ["x", "x"], ["y"])
+    node.attribute.append(onnx.AttributeProto(name="axis", type=onnx.AttributeProto.INT))
+    assert_imports_right(make_model([node], {"x": (2, 3)}, ["y"]))
+
+
+@pytest.mark.parametrize("operator", ["ReduceLogSumExp", "ReduceL2", "ReduceMax", "ReduceMean"])
+def test_that_nothing_is_done_without_axes_says_nothing_beside_axes(make_model, assert_imports_right, operator):
+    nodes = [helper.make_node(operator, ["x", "a"], ["y"], noop_with_empty_axes=1, keepdims=0)]
+    kinds = {"ReduceMax": "bool", "ReduceMean": "int32"}
+    dtype = kinds.get(operator, "float32")
+    half = {"dtypes": {"x": dtype}, "out_dtype": dtype}
+    x = (10 * np.random.default_rng(0).standard_normal((4, 5))).astype(dtype)
+    x = x * (np.arange(5) > 2) * (np.arange(4)[:, None] > 1) if dtype == "bool" else x
+    given = {"given": {"x": x.astype(dtype)}}
+    model = make_model(nodes, {"x": (4, 5)}, ["y"], {"a": np.array([1])}, opset=20, **half)
+    assert_imports_right(model, **given)
+
+
+@pytest.mark.parametrize("opset", [9, 10, 11])
+def test_a_declared_shape_of_another_batch_size_says_nothing(make_model, assert_imports_right, opset):
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Softmax", ["r"], ["y"], axis=1)]
+    model = make_model(nodes, {"x": (4, 6)}, ["y"], opset=opset)
+    shape = model.graph.output[0].type.tensor_type.shape
+    del shape.dim[:]
+    shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=extent) for extent in (1, 6))
+    assert_imports_right(model)
+
+
+def test_local_functions_are_inlined_without_the_weights(make_model, assert_imports_right, monkeypatch):
+    """ONNX's inliner takes no more than 2 GB."""
+    w = np.random.default_rng(0).standard_normal((512, 512)).astype(np.float32)
+    model = make_model([helper.make_node("Twice", ["x", "w"], ["y"], domain="own")], {"x": (2, 512)}, ["y"], {"w": w})
+    body = [helper.make_node("MatMul", ["a", "b"], ["t"]), helper.make_node("Add", ["t", "t"], ["c"])]
+    opsets = [helper.make_opsetid("", 18)]
+    model.functions.append(helper.make_function("own", "Twice", ["a", "b"], ["c"], body, opsets))
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    inline, sizes = cleaning.inliner.inline_local_functions, []
+    monkeypatch.setattr(cleaning.inliner, "inline_local_functions", lambda m: sizes.append(m.ByteSize()) or inline(m))
+    assert_imports_right(model)
+    assert sizes
+    assert max(sizes) < 10_000
