@@ -198,14 +198,15 @@ class _Saving:
     def __init__(self, path: Path | None) -> None:
         from rlflow_tvm.superoptimize import plan_in
 
-        self._path, self._former = path, None if path is None else plan_in(path)
+        self._path, self._former, self._again = path, None if path is None else plan_in(path), False
 
     def __call__(self, plan: Plan) -> Path | None:
         """Where the plan is."""
         from rlflow_tvm.superoptimize import keep_plan, save_plan
 
         if self._path is None:
-            return keep_plan(plan)
+            again, self._again = self._again, True
+            return keep_plan(plan, again=again)
         former, self._former = self._former, None
         if former is not None and former.actions != plan.actions and (kept := keep_plan(former, "former")) is not None:
             log.warning("the plan that %s held is kept in %s", self._path, kept)

@@ -31,7 +31,7 @@ from rlflow_tvm.envs import ENVIRONMENTS, RewriteProblem
 from rlflow_tvm.errors import AgentError, CostError, PlanError, RewriteError, RlflowError, UncomparableError, UsageError
 from rlflow_tvm.frontend import random_inputs
 from rlflow_tvm.ir import main_of
-from rlflow_tvm.kernels import as_target, current_target, extract_kernels, num_cores, pipeline, vector_lanes
+from rlflow_tvm.kernels import Choices, as_target, current_target, extract_kernels, num_cores, pipeline, vector_lanes
 from rlflow_tvm.passes import CATALOGUE, GraphState, Plan, RewriteRule, RuleSet, default_rules, own_rules
 from rlflow_tvm.search import DEFAULT_SEARCH, Budget, Progress, Search, SearchResult, check_seed, make_search
 from rlflow_tvm.signals import ended_in_order
@@ -131,13 +131,14 @@ def save_plan(plan: Plan, path: Path) -> Path:
     return path
 
 
-def keep_plan(plan: Plan, name: str = "last") -> Path | None:
+def keep_plan(plan: Plan, name: str = "last", again: bool = False) -> Path | None:
     """Where a plan is kept that nobody asked for: beside the database, if it can be (the log is told), as what comes
     after a search may fail. `name`: what the file there begins with. What a former search left as the last is kept as
-    the former one: this one may have found less."""
+    the former one: this one may have found less. `again`: the last is this search's own."""
     path = default_path().with_name(f"{name}.{plan.start_hash:016x}.plan.json")
     try:
-        if name == "last" and plan.actions and (former := plan_in(path)) is not None and former.actions != plan.actions:
+        keeps = name == "last" and plan.actions and not again
+        if keeps and (former := plan_in(path)) is not None and former.actions != plan.actions:
             former.save(path.with_name(path.name.replace(name, "former", 1)))
         plan.save(path)
     except PlanError as error:
@@ -224,9 +225,10 @@ def _is_slower(ratio: Ratio) -> bool:
 def _timed(
     states: Mapping[str, GraphState], cost_model: CostModel, on_progress: Callable[[int, int], None] | None
 ) -> dict[str, EndToEnd]:
-    """Whole modules of the states, built with measured choices and timed in turns; CostError where they cannot be."""
+    """Whole modules of the states, built with measured choices and timed in turns; CostError where they cannot be. None
+    has a tuned schedule: the search's prices know of none, and tuned was one of the graphs at most."""
     modules = {name: with_weights(state) for name, state in states.items()}
-    target, choices = cost_model.target, cost_model.choices
+    target, choices = cost_model.target, Choices(cost_model.choices.implementation)
     with scratch_folder() as folder:
         candidates = {
             name: export_library(mod, target, Path(folder) / f"{name}.so", pipeline(target, choices))
@@ -369,7 +371,7 @@ class Superoptimize:
             self.result, self.gain = keep_if_not_slower(found, cost_model)
             if self.result.plan != found.plan:
                 keep_given_up(found.plan)
-                keep_plan(self.result.plan)
+                keep_plan(self.result.plan, again=True)
         return self.result.state.bound()
 
 

@@ -295,6 +295,10 @@ def test_what_a_search_without_a_file_left_last_is_kept(found: SearchResult) -> 
     superoptimize.keep_plan(dataclasses.replace(short, actions=()))
     assert Plan.load(former) == found.plan
     assert not Plan.load(last).actions
+    superoptimize.keep_plan(short)
+    superoptimize.keep_plan(found.plan)
+    superoptimize.keep_plan(dataclasses.replace(found.plan, actions=found.plan.actions[:2]), again=True)
+    assert Plan.load(former) == short, "and not what this search found first"
 
 
 def test_a_plan_lies_beside_the_database_while_its_outputs_are_compared(found: SearchResult) -> None:
