@@ -35,7 +35,7 @@ def run_command(
     context.set_forkserver_preload(SLOW_TO_IMPORT)
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
-        own = module, list(arguments), dict(environment), processors(), end_to_end._BURST_SECS, out, err
+        own = module, list(arguments), dict(environment), processors(), bursts(), out, err
         process = context.Process(target=_become, args=own)
         process.start()
         process.join(limit_secs)
@@ -53,16 +53,21 @@ def processors() -> set[int] | None:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
 
+def bursts() -> tuple[float, int | None]:
+    """How whole modules are run, as the tests have it: seconds, and rounds until the next process."""
+    return end_to_end._BURST_SECS, end_to_end._ROUNDS_A_PROCESS
+
+
 def _become(
     module: str,
     arguments: list[str],
     environment: dict[str, str],
     usable: set[int] | None,
-    burst_secs: float,
+    burst: tuple[float, int | None],
     out: Path,
     err: Path,
 ) -> None:
-    end_to_end._BURST_SECS = burst_secs  # as tests have it
+    end_to_end._BURST_SECS, end_to_end._ROUNDS_A_PROCESS = burst
     if usable is not None:  # those of the process that is copied may be others
         os.sched_setaffinity(0, usable)
     for path, descriptor in ((out, 1), (err, 2)):

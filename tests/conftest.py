@@ -76,9 +76,10 @@ def no_pause() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def short_bursts() -> Iterator[None]:
-    """What is stated of whole modules' times is stated of any: they are run for a tenth as long."""
+    """What is stated of whole modules' times is stated of any: they are run a tenth as long, each in one process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(end_to_end, "_BURST_SECS", USUAL_BURST_SECS / 10)
+        patch.setattr(end_to_end, "_ROUNDS_A_PROCESS", None)
         yield
 
 

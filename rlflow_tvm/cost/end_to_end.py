@@ -31,6 +31,8 @@ _MIN_CALLS = 2
 _MAX_CALLS = 5000
 _SLOW_SECS = 1.0  # a call this long is a burst by itself: waking threads and filling caches no longer shows in it
 _COMPILE_SECS = 900.0  # that torch.compile may take for a large model
+_ROUNDS_A_PROCESS: int | None = 2
+"""One binary's time varies by up to a tenth from process to process, with where its memory happens to lie."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +114,15 @@ def measure_interleaved(
     """Time `candidates` in turns (A B C A B C ...), `rounds` bursts of calls each, all on the same `inputs`.
 
     `inputs` in the order of the models' parameters. `threads`: worker threads of each candidate (default: usable
-    processors). Each lives in a process of its own and sleeps while it is not its turn. A burst lasts about 0.3 s, at
-    least two calls, and its first calls, which wake threads and fill caches, are not timed; a model that takes longer
-    than a second is called once a burst.
+    processors). Each lives in a process of its own, a new one for every other round, but for torch.compile, which would
+    compile again; it sleeps while it is not its turn. A burst lasts about 0.3 s, at least two calls, and its first
+    calls, which wake threads and fill caches, are not timed; a model that takes longer than a second is called once a
+    burst.
     `on_progress(done, total)` counts bursts. CostError naming the candidate that fails, takes longer than
     `timeout_secs` for a request, or needs ONNX Runtime where that is not installed.
     """
     with Runners(threads, timeout_secs) as runners:
-        return runners.measure(candidates, inputs, rounds, on_progress)
+        return runners.measure(candidates, inputs, rounds, on_progress, rounds_a_process=_ROUNDS_A_PROCESS)
 
 
 class Runners:
@@ -141,8 +144,10 @@ class Runners:
         inputs: Sequence[np.ndarray],
         rounds: int = 10,
         on_progress: Callable[[int, int], None] | None = None,
+        rounds_a_process: int | None = None,
     ) -> dict[str, EndToEnd]:
-        """As `measure_interleaved`."""
+        """As `measure_interleaved`; `rounds_a_process`: after so many rounds the models are loaded again, in new
+        processes, but for torch.compile's, which would compile again."""
         if rounds < 1:
             raise CostError(f"{rounds} rounds measure nothing: give at least 1")
         if any(c.kind == "onnx" for c in candidates.values()) and find_spec("onnxruntime") is None:
@@ -164,6 +169,9 @@ class Runners:
                 runners[name].load(candidate, given, folder / f"outputs{index}.npz")
             times: dict[str, list[tuple[float, ...]]] = {name: [] for name in candidates}
             for turn in range(rounds):
+                if rounds_a_process and turn and turn % rounds_a_process == 0:
+                    for runner in runners.values():
+                        runner.renew()
                 for place, (name, runner) in enumerate(runners.items()):
                     times[name].append(runner.burst())
                     if on_progress is not None:
@@ -189,6 +197,7 @@ class _Runner:
         self._threads = threads
         self._process = WorkerProcess(_RUNNER, threads, {"TORCHINDUCTOR_CACHE_DIR": compiled})
         self._outputs: Path | None = None
+        self._request: dict[str, Any] = {}
         self._loaded: dict[str, Any] = {}
         self._peak_bytes: int | None = None
         self._calls = _MIN_CALLS
@@ -197,17 +206,16 @@ class _Runner:
     def load(self, candidate: Candidate, inputs: Path, outputs: Path) -> None:
         self._outputs = outputs
         path = os.path.abspath(candidate.path)
-        self._loaded = self._ask(
-            {
-                "op": "load",
-                "kind": candidate.kind,
-                "path": path,
-                "inputs": str(inputs),
-                "outputs": str(outputs),
-                "threads": self._threads,
-            },
-            _COMPILE_SECS if candidate.kind == "torch" else 0.0,
-        )
+        self._request = {
+            "op": "load",
+            "kind": candidate.kind,
+            "path": path,
+            "inputs": str(inputs),
+            "outputs": str(outputs),
+            "threads": self._threads,
+        }
+        self._peak_bytes = None
+        self._loaded = self._ask(self._request, _COMPILE_SECS if candidate.kind == "torch" else 0.0)
         secs = self._loaded["first_secs"]
         if secs > _SLOW_SECS:  # the first call reads weights for the first time, and torch compiles in it
             secs = min(self._ask({"op": "burst", "calls": 1, "wake": False})["samples"])
@@ -217,6 +225,12 @@ class _Runner:
             return
         once = min(self._ask({"op": "burst", "calls": 1, "wake": True})["samples"])
         self._calls = min(max(int(_BURST_SECS / once), _MIN_CALLS), _MAX_CALLS)
+
+    def renew(self) -> None:
+        """Load the model again, in a new process."""
+        if self._request["kind"] != "torch":
+            self._process.kill()
+            self._ask(self._request)
 
     def burst(self) -> tuple[float, ...]:
         return tuple(self._ask({"op": "burst", "calls": self._calls, "wake": self._wake})["samples"])
@@ -243,5 +257,6 @@ class _Runner:
             raise CostError(f"candidate {self._name} cannot be timed ({error}): check it on its own") from error
         if "error" in answer:
             raise CostError(f"candidate {self._name} cannot be timed ({answer['error']}): check its file and inputs")
-        self._peak_bytes = answer["peak_bytes"]
+        peak = answer["peak_bytes"]
+        self._peak_bytes = None if peak is None else max(peak, self._peak_bytes or 0)
         return answer

@@ -249,6 +249,7 @@ def test_messages_keep_every_bit():
             if name != "observations":
                 assert vars(again)[name] == value
         for one, other in zip(episode.observations, again.observations, strict=True):
-            for name, array in vars(one).items():
-                assert vars(other)[name].dtype == array.dtype
-                np.testing.assert_array_equal(vars(other)[name], array)
+            for field in dataclasses.fields(one):
+                name, array = field.name, getattr(one, field.name)
+                assert getattr(other, name).dtype == array.dtype
+                np.testing.assert_array_equal(getattr(other, name), array)

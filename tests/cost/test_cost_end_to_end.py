@@ -28,6 +28,7 @@ from rlflow_tvm.cost import (
 )
 from rlflow_tvm.cost import end_to_end as module
 from rlflow_tvm.cost.runner import read_arrays, write_arrays
+from rlflow_tvm.cost.worker_process import WorkerProcess
 from rlflow_tvm.errors import CostError
 from rlflow_tvm.kernels import Lowering
 
@@ -61,6 +62,21 @@ def onnx_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("onnx") / "model.onnx"
     onnx.save(model, path)
     return Candidate("onnx", path)
+
+
+def test_every_other_round_is_run_by_a_new_process(library, monkeypatch):
+    """One binary's time varies from process to process."""
+    started, start = [], WorkerProcess._start
+    monkeypatch.setattr(WorkerProcess, "_start", lambda self: started.append(self) or start(self))
+    monkeypatch.setattr(module, "_ROUNDS_A_PROCESS", 2)
+    results = measure_interleaved({"ours": library, "again": library}, [X, Y], rounds=5, threads=1)
+    assert [started.count(each) for each in dict.fromkeys(started)] == [3, 3]
+    for result in results.values():
+        assert len(result.rounds) == 5
+        np.testing.assert_array_equal(result.outputs[0], X + Y)
+    with Runners(1) as runners:
+        runners.measure({"ours": library}, [X, Y], 5)
+    assert len(started) == 7, "a process is kept where nobody asks for others"
 
 
 def test_interleaved(library, onnx_file):
