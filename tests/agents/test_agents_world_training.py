@@ -379,7 +379,7 @@ def test_the_toy_is_solved_in_dreams(toy, tmp_path):
     env.reset(seed=0)
     best, greedy = toy.optimum(env.state), toy.greedy(env.state)
     config = WorldModelConfig(
-        hidden=32, memory=128, vision_steps=600, memory_steps=800, members=2, iterations=2,
+        hidden=32, memory=128, vision_steps=600, memory_steps=400, members=2, iterations=2,
         controller=PPOConfig(minibatch_size=256, learning_rate=2e-3, hidden=32, informed_share=0.5),
     )  # fmt: skip
 
