@@ -32,7 +32,7 @@ _MAX_CALLS = 5000
 _SLOW_SECS = 1.0  # a call this long is a burst by itself: waking threads and filling caches no longer shows in it
 _COMPILE_SECS = 900.0  # that torch.compile may take for a large model
 _ROUNDS_A_PROCESS: int | None = 2
-"""One binary's time varies by up to a tenth from process to process, with where its memory happens to lie."""
+"""One binary's time varies from process to process, seldom by a tenth, which no number of rounds in one would show."""
 
 
 @dataclass(frozen=True)
