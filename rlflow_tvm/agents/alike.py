@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlflow_tvm.hashing import mixed
+from rlflow_tvm.hashing import mixed, refined
 
 
 def rows_hashed(rows: np.ndarray) -> np.ndarray:
@@ -21,22 +21,6 @@ def rows_hashed(rows: np.ndarray) -> np.ndarray:
     return mixed(
         mixed(bits + (np.arange(rows.shape[1], dtype=np.uint64) << np.uint64(32))).sum(axis=1, dtype=np.uint64)
     )
-
-
-def refined(names: np.ndarray, links: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """What nodes look like, uint64 (N,), one edge further than `names` have it.
-
-    Args:
-        names: what they look like, (N,).
-        links: edges, (E, 2), (source, destination).
-        edges: what each edge looks like, uint64 (E,).
-    """
-    # sums, for a node's producers and consumers have no order; one direction told from the other
-    produced, consumed = np.zeros_like(names), np.zeros_like(names)
-    sources, destinations = links.T
-    np.add.at(produced, destinations, mixed(names[sources] ^ edges))
-    np.add.at(consumed, sources, mixed(~names[destinations] ^ edges))
-    return mixed(names ^ mixed(produced) ^ mixed(~consumed))
 
 
 def alike(first: np.ndarray, *columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

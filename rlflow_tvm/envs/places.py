@@ -12,7 +12,7 @@ from itertools import count
 
 import numpy as np
 
-from rlflow_tvm.hashing import mixed
+from rlflow_tvm.hashing import mixed, refined
 
 RADII = (0, 1, 3)
 """Edges that a key's surroundings reach; one key of a site for each."""
@@ -33,7 +33,6 @@ def place_keys(
         nodes: of each site, (S, K), -1 = none; their order counts.
         radii: ascending.
     """
-    sources, destinations = np.asarray(links).T
     numbers = np.asarray(rules).astype(np.uint64) * np.uint64(64)
     around, keys = mixed(np.asarray(kinds, np.uint64)), [mixed(numbers + np.uint64(_RULE))]
     for radius in count():
@@ -44,11 +43,7 @@ def place_keys(
             keys.append(key)
         if radius == radii[-1]:
             break
-        # sums, for a node's producers and consumers have no order; one direction told from the other
-        produced, consumed = np.zeros_like(around), np.zeros_like(around)
-        np.add.at(produced, destinations, mixed(around[sources]))
-        np.add.at(consumed, sources, mixed(~around[destinations]))
-        around = mixed(around ^ mixed(produced) ^ mixed(~consumed))
+        around = refined(around, links)
     return np.stack(keys, axis=1).view(np.int64)
 
 

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from rlflow_tvm.agents.alike import JoinedKinds, NodeKinds, alike, refined, rows_hashed
+from rlflow_tvm.agents.alike import JoinedKinds, NodeKinds, alike, rows_hashed
 from rlflow_tvm.agents.backend import dgl
 from rlflow_tvm.agents.observation import graph_copied
 from rlflow_tvm.agents.places import Places
 from rlflow_tvm.errors import AgentError
-from rlflow_tvm.hashing import mixed
+from rlflow_tvm.hashing import mixed, refined
 
 _PARTS = {"node_candidate", "candidate_rules"}
 
