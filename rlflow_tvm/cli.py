@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
@@ -231,7 +232,7 @@ def write_text(path: Path | None, text: str) -> None:
     if path is None:
         return
     with written_whole(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="replace")
 
 
 @contextmanager
@@ -292,6 +293,7 @@ def run(command: Callable[..., None], lists: Mapping[str, Recognise] | None = No
 
     `lists` names options that take several values behind one mention, and how one is told from the command's argument.
     """
+    _any_name_printed()
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(command)
     app(args=spread(sys.argv[1:], lists or {}))
@@ -299,10 +301,17 @@ def run(command: Callable[..., None], lists: Mapping[str, Recognise] | None = No
 
 def run_group(title: str, commands: Mapping[str, Callable[..., None]]) -> None:
     """Run one of several commands of a module, by its name."""
+    _any_name_printed()
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help=title)
     for name, command in commands.items():
         app.command(name)(command)
     app()
+
+
+def _any_name_printed() -> None:
+    """A file's name may be any bytes: what is no text in it is printed as it was given, rather than end the command."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")
 
 
 def spread(args: list[str], lists: Mapping[str, Recognise]) -> list[str]:

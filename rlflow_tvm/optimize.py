@@ -198,17 +198,21 @@ class _Saving:
     def __init__(self, path: Path | None) -> None:
         from rlflow_tvm.superoptimize import plan_in
 
-        self._path, self._former, self._again = path, None if path is None else plan_in(path), False
+        self._path, self._former = path, None if path is None else plan_in(path)
+        self._own: Plan | None = None
 
     def __call__(self, plan: Plan) -> Path | None:
         """Where the plan is."""
         from rlflow_tvm.superoptimize import keep_plan, save_plan
 
         if self._path is None:
-            again, self._again = self._again, True
-            return keep_plan(plan, again=again)
+            own, self._own = self._own, plan
+            return keep_plan(plan, own=own)
         former, self._former = self._former, None
-        if former is not None and former.actions != plan.actions and (kept := keep_plan(former, "former")) is not None:
+        if former is not None and former.actions != plan.actions:
+            # where there is no place beside the database there is one beside the file, or that cannot be written either
+            beside = self._path.with_name(f"former.{self._path.name}")
+            kept = keep_plan(former, "former") or save_plan(former, beside)
             log.warning("the plan that %s held is kept in %s", self._path, kept)
         return save_plan(plan, self._path)
 

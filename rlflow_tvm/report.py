@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,7 +77,7 @@ def main(
     from rlflow_tvm.cost import CostModel, KernelDatabase, default_path
     from rlflow_tvm.frontend import import_models, input_names
     from rlflow_tvm.passes import GraphState, Plan, default_rules
-    from rlflow_tvm.reporting import contents, outline, page, plots, price_along, require_matplotlib
+    from rlflow_tvm.reporting import FIGURES, contents, outline, page, plots, price_along, require_matplotlib
 
     if format == "png":
         require_matplotlib()
@@ -102,9 +103,9 @@ def main(
         measured = cost_model.measured
     if format == "html":
         with cli.written_whole(place) as temporary:
-            temporary.write_text(page(told), encoding="utf-8")
+            temporary.write_text(page(told), encoding="utf-8", errors="replace")  # a file's name may be any bytes
     else:
-        _write_all(place, plots(told))
+        _write_all(place, plots(told), FIGURES)
     cli.write_json(json, told)
     print(f"{_line(told)} ({measured} kernels measured), {place}")
 
@@ -173,7 +174,8 @@ def _training(run: RunFolder, as_trained: bool) -> Training:
     return Training(run.agent, run.progress, run.best, plans, as_trained)
 
 
-def _write_all(folder: Path, files: dict[str, bytes]) -> None:
+def _write_all(folder: Path, files: dict[str, bytes], names: Iterable[str]) -> None:
+    """The files, of which an earlier report may have left others of `names`."""
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
@@ -181,6 +183,8 @@ def _write_all(folder: Path, files: dict[str, bytes]) -> None:
     for name, data in files.items():
         with cli.written_whole(folder / name) as temporary:
             temporary.write_bytes(data)
+    for name in set(names) - set(files):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _line(told: Contents) -> str:

@@ -73,16 +73,21 @@ def optimize(
     if result.state.actions:
         if on_plan is not None:
             on_plan(result.plan)
-        try:
-            if cost_model.timer.remote is None:
-                check_state(result.state, cost_model.target, choices=cost_model.choices)
-            else:  # outputs are compared here, where what was measured there decides nothing
-                check_state(result.state, as_target(None))
-        except UncomparableError:
-            raise
-        except RewriteError as error:
-            raise RewriteError(f"{error}; the plan, which must not be used, {_kept(result.plan)}") from error
+        _check(result, cost_model)
     return result
+
+
+def _check(result: SearchResult, cost_model: CostModel) -> None:
+    """RewriteError where the new module's outputs differ from the model's, which says where the plan is kept."""
+    try:
+        if cost_model.timer.remote is None:
+            check_state(result.state, cost_model.target, choices=cost_model.choices)
+        else:  # outputs are compared here, where what was measured there decides nothing
+            check_state(result.state, as_target(None))
+    except UncomparableError:
+        raise
+    except RewriteError as error:
+        raise RewriteError(f"{error}; the plan, which must not be used, {_kept(result.plan)}") from error
 
 
 @contextmanager
@@ -131,15 +136,16 @@ def save_plan(plan: Plan, path: Path) -> Path:
     return path
 
 
-def keep_plan(plan: Plan, name: str = "last", again: bool = False) -> Path | None:
+def keep_plan(plan: Plan, name: str = "last", own: Plan | None = None) -> Path | None:
     """Where a plan is kept that nobody asked for: beside the database, if it can be (the log is told), as what comes
-    after a search may fail. `name`: what the file there begins with. What a former search left as the last is kept as
-    the former one: this one may have found less. `again`: the last is this search's own."""
+    after a search may fail. `name`: what the file there begins with. What another search left as the last is kept as
+    the former one: this one may have found less. `own`: what this search has left there before."""
     path = default_path().with_name(f"{name}.{plan.start_hash:016x}.plan.json")
     try:
-        keeps = name == "last" and plan.actions and not again
-        if keeps and (former := plan_in(path)) is not None and former.actions != plan.actions:
-            former.save(path.with_name(path.name.replace(name, "former", 1)))
+        if name == "last" and (plan.actions or own is not None):
+            ours = [each.actions for each in (plan, own) if each is not None]
+            if (former := plan_in(path)) is not None and former.actions not in ours:
+                former.save(path.with_name(path.name.replace(name, "former", 1)))
         plan.save(path)
     except PlanError as error:
         log.warning("%s", error)
@@ -182,7 +188,7 @@ def keep_if_not_slower(
     machine that others use meanwhile these are large: so the modules are built and timed as wholes, in turns. None
     where there is nothing to time, or it cannot be timed here: a GPU, another machine, no C++ compiler (which is told).
 
-    RewriteError if a settled graph's outputs differ from the model's.
+    RewriteError if a settled graph's outputs differ from the model's; it says where that graph's plan is kept.
     """
     if not result.state.actions or cost_model.timer.remote is not None or cost_model.target.kind.name != "llvm":
         return result, None
@@ -206,7 +212,7 @@ def keep_if_not_slower(
         result = replace(result, state=settled.state, run_secs_after=settled.run_secs)
         gain = Ratio.of(timed["before"], timed["settled"])
         if not _is_slower(gain):
-            check_state(result.state, cost_model.target, choices=cost_model.choices)
+            _check(result, cost_model)
     if not _is_slower(gain):
         return result, gain
     log.warning(
@@ -371,7 +377,7 @@ class Superoptimize:
             self.result, self.gain = keep_if_not_slower(found, cost_model)
             if self.result.plan != found.plan:
                 keep_given_up(found.plan)
-                keep_plan(self.result.plan, again=True)
+                keep_plan(self.result.plan, own=found.plan)
         return self.result.state.bound()
 
 

@@ -110,8 +110,8 @@ def main(
     if twice is not None:
         raise UsageError(f"{twice}: is given twice; leave one out, or give each a shape, as FILE@NAME=1,3,224,224")
     inputs = [start, *(Path(split_shapes(model)[0]) for model in models or ())]
-    if json is not None and json.parent == out and not out.exists():  # it is made in time
-        cli.check_folder(out, json.name, inputs=inputs)
+    if json is not None and json.parent == out and not out.exists():  # it is made in time, with those above it
+        cli.check_folder([each for each in (out, *out.parents) if not each.exists()][-1], json.name, inputs=inputs)
     else:
         cli.check_writable(json, inputs=inputs)
     tvm_target, shapes, remote = cli.parse_target(target), cli.parse_shapes(shape or []), cli.parse_rpc(rpc, rpc_key)

@@ -36,8 +36,13 @@ INSERT INTO main.tuned_schedule SELECT * FROM other.tuned_schedule WHERE true
 ON CONFLICT (kernel, target, version) DO UPDATE SET
     trace = excluded.trace, run_secs = excluded.run_secs, rule_secs = excluded.rule_secs,
     trials = excluded.trials, tuned_at = excluded.tuned_at
-WHERE (excluded.trace IS NOT NULL, excluded.trials, excluded.tuned_at)
-    > (tuned_schedule.trace IS NOT NULL, tuned_schedule.trials, tuned_schedule.tuned_at)
+WHERE CASE
+    WHEN excluded.trace IS tuned_schedule.trace
+    THEN (excluded.trials, excluded.tuned_at) > (tuned_schedule.trials, tuned_schedule.tuned_at)
+    ELSE (excluded.trace IS NOT NULL, excluded.rule_secs / excluded.run_secs, excluded.trials, excluded.tuned_at)
+        > (tuned_schedule.trace IS NOT NULL, tuned_schedule.rule_secs / tuned_schedule.run_secs,
+           tuned_schedule.trials, tuned_schedule.tuned_at)
+    END
 """
 
 
@@ -54,8 +59,8 @@ def merge(database: KernelDatabase, path: str | os.PathLike[str]) -> Merged:
     """Take into `database` everything that the one at `path` holds, of whatever target, all of it or nothing.
 
     Where both know a kernel, seconds take the place of an error, undisturbed ones that of disturbed ones, confirmed
-    ones that of others, and otherwise the later measurement that of the earlier; tuning that found a schedule that of
-    which none came, more trials that of fewer.
+    ones that of others, and otherwise the later measurement that of the earlier; of tuning a schedule that of which
+    none came, one that gained more that of one that gained less, and otherwise more trials that of fewer.
     Where both know the reference kernel of a target, its times there are reckoned to ours. The other file is not
     changed. CostError where it is missing, no database of ours, or damaged.
     """

@@ -24,6 +24,10 @@ def require_matplotlib() -> None:
         ) from None
 
 
+FIGURES = ("cost.png", "rules.png", "training.png")
+"""What `plots` may draw."""
+
+
 def plots(contents: Contents) -> dict[str, bytes]:
     """Name of a PNG file -> what is in it: `cost.png`, `rules.png` of a plan that has rewrites, and `training.png`
     where there was a training. UsageError without matplotlib."""

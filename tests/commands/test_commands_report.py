@@ -69,6 +69,12 @@ def test_page_and_plots_of_a_plan(run, folder, model, tmp_path):
     completed = run("report", folder, "--format", "png")
     assert completed.returncode == 0, completed.stderr
     assert names(folder / "plots") == {"cost.png", "rules.png", "training.png"}
+    nothing = tmp_path / "nothing.plan.json"
+    told = json.loads(plan.read_text())
+    nothing.write_text(json.dumps(told | {"actions": [], "end_hash": told["start_hash"]}))
+    completed = run("report", model, "--plan", nothing, "--format", "png", "--out", folder / "plots")
+    assert completed.returncode == 0, completed.stderr
+    assert names(folder / "plots") == {"cost.png"}  # of the plan before nothing is left
 
 
 def test_model_that_was_moved(run, folder, model, tmp_path):

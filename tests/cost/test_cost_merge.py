@@ -114,18 +114,25 @@ def test_confirmed_before_single_and_seconds_before_both(tmp_path):
         assert [ours.get(key, "t", "1") for key in early] == [early["a"], late["b"], late["c"], late["d"]]
 
 
-def test_a_schedule_before_none_and_more_trials_before_fewer(tmp_path):
-    """Whichever was tuned later."""
+def test_a_schedule_before_none_and_what_gained_more_before_what_gained_less(tmp_path):
+    """Whichever was tuned later, or longer."""
     best, none = TunedRow("[2]", 1.0, 2.0, 64), TunedRow(None, None, None, 16)
-    early = {"ours": best, "both": best, "theirs": none, "fewer": best}
-    late = {"ours": none, "both": TunedRow("[3]", 1.5, 2.0, 64), "theirs": best, "fewer": TunedRow("[1]", 1.0, 2.0, 16)}
+    early = {"ours": best, "less": best, "theirs": none, "more": best, "fewer": best, "again": best}
+    late = {
+        "ours": none,
+        "less": TunedRow("[3]", 1.99, 2.0, 128),
+        "theirs": best,
+        "more": TunedRow("[4]", 1.0, 2.5, 16),  # of rules' own kernel as it was timed then
+        "fewer": TunedRow("[1]", 1.0, 2.0, 16),
+        "again": TunedRow("[2]", 1.1, 2.0, 64),
+    }
     for name, rows in (("ours", early), ("late", late)):
         with KernelDatabase(tmp_path / f"{name}.sqlite") as made:
             for key, row in rows.items():
                 made.put_tuned(key, "t", "1", row)
     with KernelDatabase(tmp_path / "ours.sqlite") as ours:
         merge(ours, tmp_path / "late.sqlite")
-        assert [ours.get_tuned(key, "t", "1") for key in early] == [best, late["both"], best, best]
+        assert [ours.get_tuned(key, "t", "1") for key in early] == [best, best, best, late["more"], best, late["again"]]
 
 
 def test_a_database_of_an_earlier_schema_is_merged_and_left_as_it_is(tmp_path):

@@ -48,6 +48,28 @@ def test_half_floats_are_not_led_out_of_their_range():
     assert found("float16") == set()
 
 
+def test_products_of_halves_are_not_taken_apart():
+    """64 times 2000 less 64 times 2000 is 0, each of the two infinite; nor is it averaged what would be infinite. And
+    of x less its mean a bias that is led past the product leaves little as a bfloat16."""
+    names = ("bias_past_pointwise", "avg_pool_after_pointwise", "conv_of_concat", "resized_part_1_of_2",
+             "split_matmul_sum", "matmul_of_concat", "matmul_of_mean_rows")  # fmt: skip
+
+    def body(emit, x, y, m, p, q, c, a, b):
+        pool = emit(rx.nn.avg_pool2d(x, [2, 2], [2, 2]))
+        large = emit(rx.image.resize2d(x, (8, 8), method="linear"))
+        images = [emit(rx.add(x, c)), pool]
+        joined = [emit(rx.concat(parts, 1)) for parts in ([x, emit(rx.nn.relu(x))], [large, y])]
+        rows = m, emit(rx.mean(m, [0], keepdims=True))
+        wide = emit(rx.concat([m, emit(rx.nn.relu(m))], 1))
+        return (*(rx.nn.conv2d(image, p) for image in images), *(rx.nn.conv2d(image, q) for image in joined),
+                *(rx.matmul(row, a) for row in rows), rx.matmul(wide, b))  # fmt: skip
+
+    inputs = {"x": (1, 4, 4, 4), "y": (1, 4, 8, 8), "m": (2, 4)}
+    weights = {"p": (4, 4, 1, 1), "q": (4, 8, 1, 1), "c": (1, 4, 1, 1), "a": (4, 4), "b": (8, 4)}
+    for dtype, left_out in (("float32", set()), ("bfloat16", {"bias_past_pointwise"}), ("float16", set(names))):
+        assert matched(module(inputs, weights, body, dtype), *names) == set(names) - left_out
+
+
 def test_means_of_halves_are_not_rounded_before_they_are_taken_away():
     """A row about 1000.25 has none as a half."""
     name, weights = "layer_norm_to_rms_norm", {"g": (8,), "b": (8,)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -14,9 +15,9 @@ from small_models import LANES, MODELS, conv_chain, conv_net, module
 from tvm.relax import op as rx
 
 from rlflow_tvm.agents.places import Places
-from rlflow_tvm.envs import RewriteProblem
+from rlflow_tvm.envs import GraphRewriteEnv, RewriteProblem
 from rlflow_tvm.errors import UsageError
-from rlflow_tvm.passes import CATALOGUE, GraphState, RuleSet, default_rules
+from rlflow_tvm.passes import CATALOGUE, GraphState, RewriteAction, RuleSet, default_rules
 from rlflow_tvm.search import (
     SEARCHES,
     Budget,
@@ -308,6 +309,17 @@ def test_agent_search_follows_the_policy_once_then_samples():
     found = AgentSearch(limited, settled=False, horizon=5, budget=Budget(40)).run(problem_of(conv_chain(), LAYOUT))
     assert found.env_steps == 40
     assert sum(rule < len(limited.names) for rule, _ in limited.told) == 40  # the rest were stops
+
+
+def test_an_action_is_not_told_of_what_was_wrong_with_the_price_before_it(monkeypatch):
+    """Pricing what comes after a graph may confirm times that its own price rests on."""
+    monkeypatch.setattr(GraphRewriteEnv, "_priced_again", lambda _, cost: replace(cost, run_secs=0.9 * cost.run_secs))
+    problem = problem_of(conv_chain(), LAYOUT)
+    policy = Scripted(("block_conv",), tuple(rule.name for rule in problem.ruleset.rules))
+    AgentSearch(policy, settled=False, samples=0, horizon=1).run(problem)
+    ((_, saved),) = policy.told
+    after = problem.cost(problem.start.apply(RewriteAction("block_conv", problem.start.sites["block_conv"][0])))
+    assert saved == pytest.approx(100 * (0.9 - after.run_secs / problem.start_secs))
 
 
 def test_agent_search_ends_where_the_policy_stops_at_once():

@@ -18,7 +18,7 @@ from rlflow_tvm import optimize as command
 from rlflow_tvm import superoptimize
 from rlflow_tvm.cost import CostModel, EndToEnd, RpcDevices, default_path
 from rlflow_tvm.envs import RewriteProblem
-from rlflow_tvm.errors import CostError
+from rlflow_tvm.errors import CostError, RewriteError
 from rlflow_tvm.ir import detach, num_inputs
 from rlflow_tvm.kernels import as_target
 from rlflow_tvm.passes import GraphState, Plan
@@ -105,6 +105,25 @@ def test_a_settled_graph_that_is_faster_takes_the_place_of_what_was_found(
     assert checked == ([state] if taken == "settled" else [])  # what was found has been checked before
     assert ("which takes its place" in caplog.text) == (taken != "after")
     assert ("left as it was" in caplog.text) == (taken == "before")
+
+
+def test_the_plan_of_a_settled_graph_that_is_wrong_is_kept(
+    found: SearchResult, cost_model: CostModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that was found, and nothing is wrong with, is not what the report of the bug is about."""
+    state = next(found.state.origin().along(found.plan))
+
+    def differs(*_: object, **__: object) -> None:
+        raise RewriteError("outputs differ")
+
+    monkeypatch.setattr(superoptimize, "check_state", differs)
+    whole_modules_take(monkeypatch, [0.9] * 6, [0.8] * 6)
+    with pytest.raises(
+        RewriteError, match=r"^outputs differ; the plan, which must not be used, is in .*wrong\."
+    ) as error:
+        keep_if_not_slower(replace(found, settled=Beginning(0.9 * found.run_secs_before, state)), cost_model)
+    kept = Path(str(error.value).partition(" is in ")[2])
+    assert Plan.load(kept) == state.plan != found.plan
 
 
 def test_a_search_says_which_settled_graph_it_began_at(

@@ -279,6 +279,18 @@ def test_what_a_plan_file_held_is_kept(
     assert caplog.text.count(f"the plan that {plan} held is kept in {former}") == 1
 
 
+def test_what_the_file_held_is_kept_beside_it_where_there_is_no_other_place(
+    found: SearchResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = tmp_path / "plan.json"
+    found.plan.save(plan)
+    monkeypatch.setattr(superoptimize, "keep_plan", lambda *_, **__: None)
+    less = dataclasses.replace(found.plan, actions=found.plan.actions[:1])
+    assert command._Saving(plan)(less) == plan
+    assert Plan.load(plan) == less
+    assert Plan.load(tmp_path / "former.plan.json") == found.plan
+
+
 def test_what_a_search_without_a_file_left_last_is_kept(found: SearchResult) -> None:
     """Of the next one that finds something, which may be less."""
     last, former = (
@@ -297,8 +309,11 @@ def test_what_a_search_without_a_file_left_last_is_kept(found: SearchResult) -> 
     assert not Plan.load(last).actions
     superoptimize.keep_plan(short)
     superoptimize.keep_plan(found.plan)
-    superoptimize.keep_plan(dataclasses.replace(found.plan, actions=found.plan.actions[:2]), again=True)
+    other = dataclasses.replace(found.plan, actions=found.plan.actions[1:])
+    superoptimize.keep_plan(other, own=found.plan)
     assert Plan.load(former) == short, "and not what this search found first"
+    superoptimize.keep_plan(dataclasses.replace(short, actions=()), own=found.plan)
+    assert Plan.load(former) == other, "which another search has left meanwhile"
 
 
 def test_a_plan_lies_beside_the_database_while_its_outputs_are_compared(found: SearchResult) -> None:

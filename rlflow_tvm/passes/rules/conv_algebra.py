@@ -32,8 +32,9 @@ RULES = (
         "bias_past_pointwise", "conv_algebra",
         f"conv2d(add(x, c), w, padding=[0, 0, 0, 0], groups=1, {_NCHW}, **k) => "
         f"add(conv2d(x, w, padding=[0, 0, 0, 0], groups=1, {_NCHW}, **k), conv2d(c, w))",
+        # halves: both may be infinite, and their sum, of x less its mean, is what the products lose
         when=("is_weight(c)", "is_weight(w)", "rank(x) == 4", _CHANNELS.format("c"), _POINT.format("w"), _ONE_TYPE,
-              "is_float(x)"),
+              "is_float(x)", 'dtype(x) not in ["float16", "bfloat16"]'),
     ),
     RewriteRule(
         "scale_into_next_conv", "conv_algebra",
@@ -90,7 +91,7 @@ RULES = (
     RewriteRule(
         "avg_pool_after_pointwise", "conv_algebra",
         "conv2d(avg_pool2d(x, **k), w) => avg_pool2d(conv2d(x, w), **k)",
-        when=(_POINT.format("w"), *_PLAIN_POOL),
+        when=(_POINT.format("w"), *_PLAIN_POOL, _IN_RANGE),
     ),
     RewriteRule(
         "avg_pool_before_bias", "conv_algebra",

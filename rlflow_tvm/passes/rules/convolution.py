@@ -59,7 +59,7 @@ RULES = (
         "conv_of_concat", "conv_algebra",
         "conv2d(concat(x, y, axis=1), w, **k) => add(conv2d(x, s[0], **k), conv2d(y, s[1], **k)) "
         "where s = split(w, at=[dim(x, 1)], axis=1)",
-        when=(*_PLAIN, "is_weight(w)"),
+        when=(*_PLAIN, "is_weight(w)", _IN_RANGE),
     ),
     RewriteRule(
         "concat_convs", "merge",

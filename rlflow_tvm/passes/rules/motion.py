@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rlflow_tvm.passes.rule import RewriteRule
 
+_IN_RANGE = 'dtype(x) != "float16"'  # in which both parts of a sum may be infinite
+
 RULES = (
     RewriteRule(
         "reshape_after_binary", "motion",
@@ -98,7 +100,7 @@ RULES = (
         "split_matmul_sum", "motion",
         "matmul(x, w) => add(matmul(s[0], t[0]), matmul(s[1], t[1])) "
         "where s = split(x, at=[dim(w, 0) // 2], axis=rank(x) - 1); t = split(w, at=[dim(w, 0) // 2], axis=0)",
-        when=("rank(w) == 2", "rank(x) >= 2", "is_weight(w)", "dim(w, 0) % 256 == 0 or dim(w, 0) == 4"),
+        when=("rank(w) == 2", "rank(x) >= 2", "is_weight(w)", "dim(w, 0) % 256 == 0 or dim(w, 0) == 4", _IN_RANGE),
     ),
     RewriteRule(
         "split_matmul_columns", "motion",
@@ -115,7 +117,7 @@ RULES = (
         "matmul_of_concat", "motion",
         "matmul(concat(x, y, axis=k), w) => add(matmul(x, t[0]), matmul(y, t[1])) "
         "where t = split(w, at=[dim(x, k)], axis=0)",
-        when=("rank(w) == 2", "rank(x) >= 2", "is_weight(w)", "k == rank(x) - 1"),
+        when=("rank(w) == 2", "rank(x) >= 2", "is_weight(w)", "k == rank(x) - 1", _IN_RANGE),
     ),
     RewriteRule(
         "matmul_of_row_concat", "motion",

@@ -114,7 +114,7 @@ RULES = (
     RewriteRule(
         "matmul_of_mean_rows", "reduction",
         "matmul(mean(x, axis=a, keepdims=True), w) => mean(matmul(x, w), axis=a, keepdims=True)",
-        when=("rank(w) == 2", "rank(x) >= 2", "rank(x) - 1 not in normal(a, rank(x))", "is_float(x)"),
+        when=("rank(w) == 2", "rank(x) >= 2", "rank(x) - 1 not in normal(a, rank(x))", "is_float(x)", _IN_RANGE),
     ),
     RewriteRule(
         "sum_of_matmul_columns", "reduction",

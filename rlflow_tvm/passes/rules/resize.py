@@ -42,7 +42,7 @@ def _part(count: int, place: int) -> RewriteRule:
         f"resized_part_{place + 1}_of_{count}", "resize",
         f"conv2d(concat({', '.join([*before, _RESIZE.format('x'), *behind])}, axis=1), w) => "
         f"add(conv2d({others}, {kernel}), {part}) where t = split(w, at=[{at}], axis=1)",
-        when=("is_weight(w)", _POINT, _ENLARGES),
+        when=("is_weight(w)", _POINT, _ENLARGES, 'dtype(x) != "float16"'),  # in which both parts may be infinite
     )  # fmt: skip
 
 
