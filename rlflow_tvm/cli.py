@@ -232,7 +232,7 @@ def write_text(path: Path | None, text: str) -> None:
     if path is None:
         return
     with written_whole(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="replace")
+        temporary.write_text(text, encoding="utf-8", errors="replace")  # a file's name in it may be any bytes
 
 
 @contextmanager

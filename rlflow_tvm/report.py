@@ -102,8 +102,7 @@ def main(
         )
         measured = cost_model.measured
     if format == "html":
-        with cli.written_whole(place) as temporary:
-            temporary.write_text(page(told), encoding="utf-8", errors="replace")  # a file's name may be any bytes
+        cli.write_text(place, page(told))
     else:
         _write_all(place, plots(told), FIGURES)
     cli.write_json(json, told)

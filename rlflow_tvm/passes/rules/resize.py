@@ -13,6 +13,7 @@ from rlflow_tvm.passes.rule import RewriteRule
 _RESIZE = 'resize2d({}, size=n, layout="NCHW", **r)'
 _ENLARGES = "n[0] * n[1] > dim(x, 2) * dim(x, 3)"
 _POINT = "shape(w)[2:] == [1, 1]"
+_IN_RANGE = 'dtype(x) != "float16"'  # in which parts of a sum, or products of weights, may be infinite
 _CHANNELS = ("rank(x) == 4", "rank({0}) == 0 or shape({0}) == [1, dim(x, 1), 1, 1]")
 _NCHW = 'data_layout="NCHW", kernel_layout="OIHW", out_layout="NCHW"'
 _WEIGHT = "reshape({}, shape=[dim({}, 0), dim({}, 1)])"
@@ -42,7 +43,7 @@ def _part(count: int, place: int) -> RewriteRule:
         f"resized_part_{place + 1}_of_{count}", "resize",
         f"conv2d(concat({', '.join([*before, _RESIZE.format('x'), *behind])}, axis=1), w) => "
         f"add(conv2d({others}, {kernel}), {part}) where t = split(w, at=[{at}], axis=1)",
-        when=("is_weight(w)", _POINT, _ENLARGES, 'dtype(x) != "float16"'),  # in which both parts may be infinite
+        when=("is_weight(w)", _POINT, _ENLARGES, _IN_RANGE),
     )  # fmt: skip
 
 
@@ -118,7 +119,7 @@ RULES = (
         f"{_WEIGHT.format('w', 'w', 'w')}, reshape(a, shape=[dim(a, 0), prod(shape(a)[1:])])), "
         f"shape=replaced(shape(a), 0, dim(w, 0))), groups=1, {_NCHW}, **k), conv2d(b, w))",
         when=("is_weight(a)", "is_weight(b)", "is_weight(w)", _POINT, "shape(b) == [1, dim(a, 0), 1, 1]",
-              'k["out_dtype"] in [None, dtype(x)]', "is_float(x)", 'dtype(x) != "float16"',
+              'k["out_dtype"] in [None, dtype(x)]', "is_float(x)", _IN_RANGE,
               "prod(shape(a)[1:]) * dim(w, 0) < prod(shape(a)) + dim(w, 0) * dim(w, 1)"),
     ),
 )  # fmt: skip
